@@ -1,0 +1,81 @@
+# Banyan's commands. `make demo` shows it, `make test` proves it, `make help` lists the rest.
+#
+# PYTHON       the Python to make .venv with; default, the first 3.11 or newer that is found.
+# TORCH_INDEX  package index to take torch from; default, pip's own. The README says when to set it.
+
+PYTHON ?= $(shell sh tools/python.sh)
+TORCH_INDEX ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+MODEL := .demo/gemma-3-270m
+RESULTS := bench-results
+
+# One thread per worker in tests: two workers with a thread pool each would only get in each
+# other's way. Nothing here downloads a model; offline makes a wrong name fail at once.
+export HF_HUB_OFFLINE := 1
+export TOKENIZERS_PARALLELISM := false
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
+
+.PHONY: help venv model demo lint types test test-all bench bench-shared bench-turns bench-tree \
+	bench-overhead clean
+
+help:
+	@echo "make demo      install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
+	@echo "make test      lint, types and the quick tests"
+	@echo "make test-all  the same with the slow tests (prepares the model first)"
+	@echo "make bench     every benchmark on the built-in models; results in $(RESULTS)/"
+	@echo "make venv      only the virtual environment"
+	@echo "make model     only the demo model, in $(MODEL)/"
+	@echo "make clean     remove caches and results; .venv and .demo stay"
+
+venv: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@test -n "$(PYTHON)" || { sh tools/python.sh; exit 1; }
+	$(PYTHON) -m venv .venv
+	@echo "Installing torch (a few minutes the first time)"
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "torch>=2.11,<2.14"
+	@echo "Installing banyan and its tools"
+	$(PIP) install -e ".[dev,demo]"
+	@touch $@
+
+model: venv
+	$(BIN)/python -m banyan.engine.gemma $(MODEL)
+
+demo: model
+	$(BIN)/python -m banyan.bench.demo --model $(MODEL) --results $(RESULTS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+test: lint types
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-all: lint types model
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+
+bench: bench-shared bench-turns bench-tree bench-overhead
+
+bench-shared: venv
+	$(BIN)/banyan bench shared-prefix --groups 8 --prompts-per-group 8 --shared 1024 \
+		--question 128 --output 16 --rounds 3 --device-groups 2 --compare --model tiny-linear \
+		--json $(RESULTS)/shared-prefix.json --png $(RESULTS)/shared-prefix.png
+
+bench-turns: venv
+	$(BIN)/banyan bench multi-turn --clients 8 --rounds 4 --compare --model tiny-linear \
+		--json $(RESULTS)/multi-turn.json --png $(RESULTS)/multi-turn.png
+
+bench-tree: venv
+	$(BIN)/python benchmarks/tree.py --json $(RESULTS)/tree.json
+
+bench-overhead: venv
+	$(TEST_ENV) $(BIN)/python benchmarks/overhead.py --json $(RESULTS)/overhead.json
+
+clean:
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(RESULTS)
+	find . -path ./.venv -prune -o -name __pycache__ -type d -exec rm -rf {} +

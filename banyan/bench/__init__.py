@@ -1,0 +1,1 @@
+"""Benchmarks that drive a running server over HTTP: workloads, client, tables, JSON, picture."""

@@ -1,0 +1,475 @@
+"""`PrefixCache`: what an engine calls to reuse what was computed before.
+
+Six verbs and a few questions: `match`, `acquire`, `allocate`, `advance`, `commit`, `release`; `poll`
+once per step; `flush`, `stats`, `check`. Owns the leases; the tree, the pools and the controller
+are its parts. Any engine may use it: it needs the pools only to read and write the slots that
+a lease names. Called from one thread, the scheduler's.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from banyan import audit
+from banyan.errors import CopyError, LeaseError
+from banyan.lease import Lease, PageTable, StateTable
+from banyan.pools.assembler import PoolStack
+from banyan.spec import CacheSpec
+from banyan.tiers.controller import Controller, Shortage, TierOptions, WritePolicy
+from banyan.tiers.ops import CopyEngine, Slots
+from banyan.tree import ROOT_NAMESPACE, Match, Node, Offer, Policy, Tier, Tree
+
+
+class AllocateOutcome(Enum):
+    """What became of a request for slots; nothing has changed unless OK."""
+
+    OK = "ok"
+    PENDING = "pending"
+    """Transfers are running whose end will free slots: ask again next step."""
+    FULL = "full"
+    """All slots are in use by running requests."""
+
+
+class PrefixCache:
+    """One radix tree over device and host.
+
+    Args:
+        stack: the pools; `stack.spec` says what is cached.
+        engine: copies between the tiers.
+        options: write policy, threshold, verification.
+        policy: order of eviction, LRU by default.
+        clock: seconds, monotonic; only used to weigh and to time out transfers.
+    """
+
+    def __init__(
+        self,
+        stack: PoolStack,
+        engine: CopyEngine,
+        options: TierOptions | None = None,
+        policy: Policy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.spec: CacheSpec = stack.spec
+        self.stack = stack
+        self.options = options or TierOptions()
+        self.tree = Tree(self.spec, policy)
+        self.page_size = self.spec.page_size
+        self.controller = Controller(
+            self.tree,
+            (stack.device_slots, stack.host_slots),
+            [c.record_bytes(self.page_size) for c in self.spec.components],
+            engine,
+            clock,
+            self.options,
+        )
+        self.leases: set[Lease] = set()
+        self.counts: Counter[str] = Counter()
+        self._paged = [c for c, x in enumerate(self.spec.components) if x.reach.page_shaped]
+        self._points = list(self.tree.need.points)
+
+    # ---- match and acquire -----------------------------------------------------------------------
+
+    def match(self, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
+        """Where `key` can be resumed. Read-only; cheap enough to ask for every waiting request.
+
+        Args:
+            key: int32 little-endian tokens (`encode_tokens`).
+        """
+        return self.tree.match(key, namespace)
+
+    def acquire(
+        self,
+        match: Match,
+        *,
+        priority: int = 0,
+        device_only: bool = False,
+        publish: bool = True,
+    ) -> Lease:
+        """Take hold of a match's boundary; starts a load-back where that is worth it.
+
+        Always succeeds: where the better boundary cannot be had, the device's is used. The tokens
+        before `lease.boundary` need not be computed; `lease.ticket`, when set, must be waited on
+        layer by layer before their data is read.
+
+        Mutates: splits at the boundary, pins it, refreshes its recency; may evict and start copies.
+        """
+        if match.epoch != self.tree.epoch:
+            match = self.tree.match(match.key, match.namespace)
+        lease = None
+        if match.boundary > match.device_boundary and not device_only:
+            lease = self._acquire_from_host(match)
+        if lease is None:
+            lease = self._acquire_on_device(match)
+        lease.priority, lease.publish = priority, publish
+        self.leases.add(lease)
+        self.tree.use(lease.node)
+        self.counts["hit_tokens_device"] += lease.device_len
+        self.counts["hit_tokens_host"] += lease.host_len
+        if self.options.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            self._backup_if_used_again(lease.node)
+        return lease
+
+    def _acquire_on_device(self, match: Match) -> Lease:
+        if match.epoch != self.tree.epoch:
+            match = self.tree.match(match.key, match.namespace)
+        node = self.tree.node_at(match, match.device_boundary)
+        lease = self._new_lease(match, node, match.device_boundary)
+        lease.lock_start = self.tree.lock(node)
+        self._fill_tables(lease)
+        return lease
+
+    def _acquire_from_host(self, match: Match) -> Lease | None:
+        if match.loading:
+            self.counts["miss_loading"] += 1
+            return None
+        node = self.tree.node_at(match, match.boundary)
+        if not self.controller.pays(node, match.boundary - match.device_boundary):
+            return None
+        op = self.controller.load_back(node)
+        if op is None:
+            return None
+        lease = self._new_lease(match, node, match.device_boundary)
+        lease.loading, lease.ticket = op, op.ticket
+        lease.lock_start = [None] * self.tree.width
+        self._fill_tables(lease)
+        op.on_end = lambda ok: self._load_ended(lease, ok)
+        return lease
+
+    def _new_lease(self, match: Match, node: Node, device_len: int) -> Lease:
+        boundary = node.end
+        return Lease(
+            boundary=boundary,
+            device_len=device_len,
+            host_len=boundary - device_len,
+            namespace=match.namespace,
+            node=node,
+            tables=[
+                PageTable() if c.reach.page_shaped else StateTable() for c in self.spec.components
+            ],
+            length=boundary,
+            generation=self.controller.generation,
+        )
+
+    def _fill_tables(self, lease: Lease) -> None:
+        """Point the tables at the tree's slots, or at those a running load-back writes to."""
+        node = lease.node
+        for c in self._paged:
+            low = self.spec.components[c].reach.first_needed(lease.boundary, self.page_size)
+            parts: list[Slots] = []
+            n = node
+            while n.parent is not None and n.end > low:
+                slots = self._slots_of(lease, n, c)
+                parts.append(slots[max(0, low - n.start) // self.page_size :])
+                n = n.parent
+            table = PageTable(low // self.page_size)
+            if parts:
+                table.append(np.concatenate(parts[::-1]))
+            table.owned_from = lease.boundary // self.page_size
+            lease.tables[c] = table
+        if node.parent is not None:
+            for c in self._points:
+                state = lease.states(c)
+                state.read, state.read_locked = int(self._slots_of(lease, node, c)[0]), True
+
+    def _slots_of(self, lease: Lease, node: Node, component: int) -> Slots:
+        slots = node.on[Tier.DEVICE].slots[component]
+        if slots is None:
+            slots = next(
+                p.dst
+                for p in node.claims or ()
+                if p.op is lease.loading and p.component == component
+            )
+        return slots
+
+    def _load_ended(self, lease: Lease, ok: bool) -> None:
+        """A lease's load-back was applied, or has failed: take over its pins, or mark it broken."""
+        if not ok:
+            lease.loading, lease.broken = None, True
+            self.counts["miss_load_failed"] += 1
+            return
+        reading = any(lease.states(c).read_locked for c in self._points)
+        lease.lock_start = self.tree.lock(lease.node, states=reading)
+        self._repoint_loaded(lease)
+        lease.loading = lease.ticket = None
+
+    def _repoint_loaded(self, lease: Lease) -> None:
+        """Use the tree's slots where somebody published the same pages while they were loaded."""
+        n = lease.node
+        while n.parent is not None:
+            first, last = n.start // self.page_size, n.end // self.page_size
+            for c in self._paged:
+                table, slots = lease.pages(c), n.on[Tier.DEVICE].slots[c]
+                low = max(first, table.first_page)
+                if slots is not None and low < last:
+                    table.replace(low, slots[low - first :])
+            n = n.parent
+        for c in self._points:
+            state, slots = lease.states(c), lease.node.on[Tier.DEVICE].slots[c]
+            if state.read_locked and slots is not None:
+                state.read = int(slots[0])
+
+    # ---- allocate and advance --------------------------------------------------------------------
+
+    def allocate(self, lease: Lease, stop: int) -> AllocateOutcome:
+        """Slots for tokens [lease.length, stop) in every component, and a state slot to write to.
+
+        Evicts the shortfall. Mutates the lease's tables, and first gives back window pages that no
+        later token can reach.
+        """
+        self._usable(lease)
+        self._slide(lease)
+        pages = math.ceil(stop / self.page_size)
+        counts = [0] * self.tree.width
+        for c in self._paged:
+            counts[c] = max(0, pages - lease.pages(c).stop_page)
+        for c in self._points:
+            counts[c] = int(self._needs_state(lease.states(c)))
+        slots = self.controller.reserve(Tier.DEVICE, counts) if any(counts) else None
+        if isinstance(slots, Shortage) and any(counts[c] for c in self._points):
+            slots = self._without_checkpoint(lease, counts, slots)
+        if isinstance(slots, Shortage):
+            return AllocateOutcome(slots.value)
+        for c in self._paged:
+            if slots is not None and counts[c]:
+                lease.pages(c).append(slots[c])
+        for c in self._points:
+            self._choose_write_slot(lease.states(c), slots[c] if slots and counts[c] else None)
+        return AllocateOutcome.OK
+
+    def _needs_state(self, state: StateTable) -> bool:
+        return state.spare is None and (state.write is None or state.write == state.kept)
+
+    def _without_checkpoint(
+        self, lease: Lease, counts: list[int], shortage: Shortage
+    ) -> list[Slots] | Shortage | None:
+        """Go on in the kept state's own slot: the checkpoint is skipped, the request is not."""
+        for c in self._points:
+            if counts[c] and lease.states(c).write is None:
+                return shortage
+        counts = [0 if c in self._points else n for c, n in enumerate(counts)]
+        slots = self.controller.reserve(Tier.DEVICE, counts)
+        if not isinstance(slots, Shortage):
+            self.counts["checkpoints_skipped"] += 1
+        return slots
+
+    def _choose_write_slot(self, state: StateTable, fresh: Slots | None) -> None:
+        if state.write is not None and state.write != state.kept:
+            return
+        if fresh is not None and len(fresh):
+            state.write = int(fresh[0])
+        elif state.spare is not None:
+            state.write, state.spare = state.spare, None
+        else:
+            state.kept, state.kept_at = None, -1
+
+    def _slide(self, lease: Lease) -> None:
+        """Let go of window pages that neither a later token nor the next commit needs."""
+        whole = lease.length // self.page_size * self.page_size
+        for c, _ in self.tree.need.windows:
+            low = self.spec.components[c].reach.first_needed(whole, self.page_size)
+            table = lease.pages(c)
+            if table.first_page * self.page_size >= low:
+                continue
+            freed = table.drop_before(low // self.page_size)
+            if len(freed):
+                self.stack.device_slots[c].free(freed)
+            start = lease.lock_start[c]
+            if start is not None:
+                lease.lock_start[c] = self.tree.unlock_window(lease.node, c, start, low)
+
+    def advance(self, lease: Lease, stop: int) -> None:
+        """Tokens before `stop` are computed and their data written to the slots allocated.
+
+        At a whole number of pages the state just written is kept, to be published by the next
+        commit: decoding so carries one rolling snapshot.
+        """
+        self._usable(lease)
+        lease.length = stop
+        for c in self._points:
+            state = lease.states(c)
+            if state.write is None:
+                raise LeaseError("advance without allocate: there is no state slot to have written")
+            if state.read_locked:
+                self._unlock_state(lease, c)
+            if state.read not in (None, state.write, state.kept) and not state.read_locked:
+                state.spare = state.read
+            state.read, state.read_locked = state.write, False
+            if stop % self.page_size == 0:
+                if state.kept not in (None, state.write):
+                    state.spare = state.kept
+                state.kept, state.kept_at = state.write, stop
+
+    def _unlock_state(self, lease: Lease, component: int) -> None:
+        """The tree's state has been read: others may have its slot again."""
+        if lease.lock_start[component] is not None:
+            self.tree.device.unlock(lease.node, component)
+            lease.lock_start[component] = None
+        state = lease.states(component)
+        state.read, state.read_locked = None, False
+
+    # ---- commit and release ----------------------------------------------------------------------
+
+    def commit(self, lease: Lease, key: bytes) -> None:
+        """Publish the whole pages of what was computed, and the kept state.
+
+        Duplicates of what the tree has meanwhile are freed and the tables repointed first. The
+        lease then protects the new boundary. Starts a backup as the write policy says. While the
+        lease's own load-back waits for an earlier transfer, nothing is published yet.
+
+        Args:
+            key: the tokens, at least `lease.length` of them.
+        """
+        self._usable(lease)
+        if lease.loading is not None:
+            self.poll()  # its bytes have been read, so the engine has reported it
+        if lease.loading is not None:
+            self.counts["commits_deferred"] += 1
+            return
+        stop = lease.length // self.page_size * self.page_size
+        if not lease.publish or lease.generation != self.controller.generation:
+            return
+        node = lease.node if lease.node.parent else self.tree.root(lease.namespace)
+        states = {
+            c: (s.kept_at, s.kept)
+            for c in self._points
+            if (s := lease.states(c)).kept is not None and node.end < s.kept_at <= stop
+        }
+        if stop <= node.end and not states:
+            return
+        offers = [self._offer(lease, c, node.end, stop) for c in range(self.tree.width)]
+        done = self.tree.insert(node, key, stop, offers, states, lease.priority)
+        for c, first, slots in done.repoint:
+            lease.pages(c).replace(first, slots)
+        for c, slots in done.duplicates:
+            self.stack.device_slots[c].free(slots)
+            self.counts["duplicate_slots"] += len(slots)
+        self._move(lease, done.node, states, done.taken)
+        self.tree.use(done.node)
+        self._after_commit(done.node, states)
+
+    def _offer(self, lease: Lease, c: int, start: int, stop: int) -> Offer | None:
+        if c not in self._paged:
+            return None
+        table = lease.pages(c)
+        first = max(start // self.page_size, table.first_page)
+        begin, end = first - table.first_page, stop // self.page_size - table.first_page
+        return Offer(first, table.slots[begin:end].copy()) if end > begin else None
+
+    def _move(
+        self, lease: Lease, node: Node, states: dict[int, tuple[int, int]], taken: set[int]
+    ) -> None:
+        """Lock the new boundary, then let go of the old one."""
+        reading = set()
+        for c, (at, slot) in states.items():
+            state = lease.states(c)
+            state.kept, state.kept_at = None, -1
+            current = state.read == slot
+            if c in taken:
+                if current:
+                    reading.add(c)
+                if state.write == slot:
+                    state.write = None
+            elif not current:
+                state.spare = slot
+            assert at <= node.end
+        old, starts = lease.node, lease.lock_start
+        lease.node = node
+        lease.lock_start = self.tree.lock(node, states=False)
+        for c in reading:
+            # The next forward pass starts from this state, which is now the tree's.
+            self.tree.device.lock(node, c)
+            lease.lock_start[c] = node.end
+            lease.states(c).read_locked = True
+        self.tree.unlock(old, starts)
+        for c in self._paged:
+            lease.pages(c).owned_from = node.end // self.page_size
+
+    def _after_commit(self, node: Node, states: dict[int, tuple[int, int]]) -> None:
+        policy = self.options.write_policy
+        if policy is WritePolicy.WRITE_THROUGH:
+            self.controller.backup(node)
+            for at, _ in states.values():
+                if at != node.end:
+                    self.controller.backup(self._ancestor_at(node, at))
+        elif policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
+            self._backup_if_used_again(node)
+
+    def _ancestor_at(self, node: Node, at: int) -> Node:
+        while node.parent is not None and node.start >= at:
+            node = node.parent
+        return node
+
+    def _backup_if_used_again(self, node: Node) -> None:
+        if node.hits >= 2:
+            self.controller.backup(node)
+
+    def release(self, lease: Lease) -> None:
+        """Give back everything the request holds; the lease cannot be used again (INV-12).
+
+        Raises:
+            LeaseError: it has been released already.
+        """
+        if lease not in self.leases:
+            raise LeaseError("this lease was released before, or belongs to another cache")
+        self.leases.remove(lease)
+        lease.released = True
+        for c in self._paged:
+            self.stack.device_slots[c].free(lease.pages(c).owned)
+        for c in self._points:
+            self.stack.device_slots[c].free(np.array(lease.states(c).owned, np.int32))
+        if lease.loading is not None:
+            lease.loading.on_end = None
+            self.controller.engine.cancel(lease.loading.op_id)
+        elif not lease.broken:
+            self.tree.unlock(lease.node, lease.lock_start)
+        if self.tree.detached:
+            self.controller.give_back(self.tree.purge())
+
+    def _usable(self, lease: Lease) -> None:
+        if lease.released or lease not in self.leases:
+            raise LeaseError("this lease was released before, or belongs to another cache")
+        if lease.broken:
+            raise CopyError("the load-back of this lease failed: release it and acquire again")
+
+    # ---- upkeep ----------------------------------------------------------------------------------
+
+    def poll(self) -> None:
+        """Apply finished transfers. Call once per scheduler step."""
+        self.controller.poll()
+        if self.tree.detached:
+            self.controller.give_back(self.tree.purge())
+
+    def flush(self) -> None:
+        """Forget all cached data. Running requests keep what they hold and publish nothing more."""
+        self.controller.flush()
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """Tell how long a prefill took, to weigh load-backs against."""
+        self.controller.note_prefill(tokens, seconds)
+
+    def capacity_tokens(self) -> int:
+        """Tokens of one request, prompt and output, that the device can hold at most."""
+        return self.stack.device_slots[0].capacity * self.page_size
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and gauges as plain data. Cost: O(components)."""
+        return audit.stats(self)
+
+    def check(self) -> None:
+        """Verify every invariant over the tree, the pools, the leases and the operations.
+
+        Raises:
+            InvariantError: naming everything found. Cost: O(nodes + slots).
+        """
+        audit.check(self)
+
+    def close(self) -> None:
+        """Stop the copy engine. Leases must be released before."""
+        self.controller.engine.close()

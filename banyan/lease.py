@@ -1,0 +1,163 @@
+"""What one request holds: its page tables, its state slots, its place in the tree.
+
+A `Lease` is made by `PrefixCache.acquire` and given back once by `PrefixCache.release`; between
+the two, `allocate`, `advance` and `commit` change it, all from the scheduler thread. The runner
+only reads the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from banyan.tiers.operation import Operation
+    from banyan.tiers.ops import CopyTicket
+    from banyan.tree.node import Node
+
+Slots = npt.NDArray[np.int32]
+
+_MIN_CAPACITY = 16
+
+
+class PageTable:
+    """The slots of consecutive pages of one `Full` or `Window` component.
+
+    Entry `i` is the slot of page `first_page + i`. Pages below `owned_from` belong to the tree (a
+    lock keeps them); those from it on belong to the request.
+    """
+
+    __slots__ = ("_buffer", "_start", "_stop", "first_page", "owned_from")
+
+    def __init__(self, first_page: int = 0) -> None:
+        self.first_page = first_page
+        self.owned_from = first_page
+        self._buffer: Slots = np.empty(_MIN_CAPACITY, np.int32)
+        self._start = 0
+        self._stop = 0
+
+    @property
+    def stop_page(self) -> int:
+        """One past the last page that has a slot."""
+        return self.first_page + self._stop - self._start
+
+    @property
+    def slots(self) -> Slots:
+        """int32[stop_page - first_page], a read-only view valid until the next change."""
+        view = self._buffer[self._start : self._stop]
+        view.flags.writeable = False
+        return view
+
+    @property
+    def owned(self) -> Slots:
+        """int32[...], a copy of the request-owned tail."""
+        skip = max(0, self.owned_from - self.first_page)
+        return self._buffer[self._start + skip : self._stop].copy()
+
+    def append(self, slots: Slots) -> None:
+        """Add slots for the pages from `stop_page` on. Cost: amortised O(len(slots))."""
+        need = self._stop + len(slots)
+        if need > len(self._buffer):
+            live = self._buffer[self._start : self._stop]
+            grown = np.empty(max(_MIN_CAPACITY, 2 * (len(live) + len(slots))), np.int32)
+            grown[: len(live)] = live
+            self._buffer, self._start, self._stop = grown, 0, len(live)
+            need = self._stop + len(slots)
+        self._buffer[self._stop : need] = slots
+        self._stop = need
+
+    def replace(self, first: int, slots: Slots) -> None:
+        """Point the pages from `first` on at other slots (duplicates repointed to the tree's)."""
+        at = self._start + first - self.first_page
+        self._buffer[at : at + len(slots)] = slots
+
+    def drop_before(self, page: int) -> Slots:
+        """Forget pages below `page`; returns the request-owned slots among them, to be freed."""
+        page = min(max(page, self.first_page), self.stop_page)
+        owned_first = max(self.first_page, min(self.owned_from, page))
+        at = self._start + owned_first - self.first_page
+        until = self._start + page - self.first_page
+        freed = self._buffer[at:until].copy()
+        self._start, self.first_page = until, page
+        self.owned_from = max(self.owned_from, page)
+        return freed
+
+
+@dataclass(slots=True)
+class StateTable:
+    """The state slots of one `Point` component, used in turn so that no state is ever copied.
+
+    The forward pass reads its initial state from `read` (None: start from zeros) and writes the
+    final one to `write`, which may be the same slot. A checkpoint is kept by writing elsewhere.
+
+    Args:
+        read: slot the next forward starts from; the tree's when `read_locked`.
+        write: slot the next forward writes to, request-owned; None until allocated.
+        kept: request-owned slot that holds the state at `kept_at` tokens (the rolling snapshot).
+        spare: a request-owned slot without content, to write to next.
+    """
+
+    read: int | None = None
+    read_locked: bool = False
+    write: int | None = None
+    kept: int | None = None
+    kept_at: int = -1
+    spare: int | None = None
+
+    @property
+    def owned(self) -> list[int]:
+        """The distinct request-owned slots."""
+        slots = {self.write, self.kept, self.spare}
+        if not self.read_locked:
+            slots.add(self.read)
+        return sorted(s for s in slots if s is not None)
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """A request's hold on a boundary and everything it computed beyond it.
+
+    Args:
+        boundary: tokens that need not be computed, as granted by `acquire`.
+        device_len, host_len: of those, the tokens served from each tier (they sum to `boundary`).
+        length: tokens whose data the tables now hold; grows with `advance`.
+        tables: by component index, a `PageTable` or a `StateTable`.
+        node: the tree's node that ends at the last published boundary.
+        lock_start: by component, the position from which the tree keeps data for this lease.
+        generation: of the cache when it was granted; after a flush it publishes nothing.
+        publish: whether commits reach the tree.
+        ticket: the running load-back to wait on layer by layer, or None.
+        loading: that load-back while it has not been applied; it holds the pins until then.
+        broken: the load-back failed: release this lease and acquire again.
+    """
+
+    boundary: int
+    device_len: int
+    host_len: int
+    namespace: bytes
+    node: Node
+    tables: list[PageTable | StateTable]
+    lock_start: list[int | None] = field(default_factory=list)
+    length: int = 0
+    priority: int = 0
+    generation: int = 0
+    publish: bool = True
+    ticket: CopyTicket | None = None
+    loading: Operation | None = None
+    broken: bool = False
+    released: bool = False
+
+    def pages(self, component: int) -> PageTable:
+        """The page table of a page-shaped component."""
+        table = self.tables[component]
+        assert isinstance(table, PageTable)
+        return table
+
+    def states(self, component: int) -> StateTable:
+        """The state table of a `Point` component."""
+        table = self.tables[component]
+        assert isinstance(table, StateTable)
+        return table

@@ -1,0 +1,364 @@
+"""Moves data between the tiers: decides what is copied, keeps it pinned, publishes it when done.
+
+Owns the running operations and the counters of the tiers. The tree decides what may go and in what
+order; copy engines move bytes; this stands between them. Clock and engine are injected. Called from
+the scheduler thread only; `poll` is the one place where a completion touches the tree.
+
+  C1  source and destination of an operation are pinned from submission to application (INV-09);
+  C2  nothing is attached before the engine says that all its bytes are there (INV-10);
+  C3  an operation that fails gives back its slots and pins and counts, and nothing else (INV-19);
+  C4  completions are applied in submission order; only those given up are passed over;
+  C5  a backup is attached only below a backed-up parent (INV-08).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from banyan.pools.allocator import SlotAllocator
+from banyan.tiers.operation import NO_SLOTS, Operation
+from banyan.tiers.ops import CopyDone, CopyEngine, CopyJob, CopyKind, CopyTotals, OpId, Slots
+from banyan.tree.eviction import Freed
+from banyan.tree.node import Node, Tier
+from banyan.tree.tree import Tree
+
+
+class WritePolicy(Enum):
+    """When data is copied to the host."""
+
+    NONE = "none"
+    WRITE_THROUGH = "write_through"
+    """When it is committed."""
+    WRITE_THROUGH_SELECTIVE = "write_through_selective"
+    """When it is used a second time."""
+    WRITE_BACK = "write_back"
+    """When it is about to be evicted from the device."""
+
+
+class Shortage(Enum):
+    """Why slots could not be given."""
+
+    PENDING = "pending"
+    """Transfers are running whose end will free some: ask again next step."""
+    FULL = "full"
+    """All that is there is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierOptions:
+    """How the tiers behave.
+
+    Args:
+        load_back_threshold: tokens that a load-back must gain to be started.
+        verify: compare a SHA-256 of every record copied, on both sides.
+        timeout_s: after which nobody waits for a transfer any longer.
+        clean_ahead: part of the device's `Full` slots to keep free or backed up under write-back.
+        weigh_cost: recompute rather than load when measured speeds say that it is faster.
+    """
+
+    write_policy: WritePolicy = WritePolicy.WRITE_THROUGH
+    load_back_threshold: int = 1
+    verify: bool = False
+    timeout_s: float = 30.0
+    clean_ahead: float = 0.1
+    weigh_cost: bool = True
+
+
+class Controller:
+    """The tiers of one rank.
+
+    Args:
+        tree: whose data is moved.
+        allocators: slot allocators by tier, by component; a host capacity of 0 means no host tier.
+        record_bytes: bytes per slot, by component.
+        engine: moves the bytes.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        allocators: tuple[list[SlotAllocator], list[SlotAllocator]],
+        record_bytes: Sequence[int],
+        engine: CopyEngine,
+        clock: Callable[[], float],
+        options: TierOptions,
+    ) -> None:
+        self.tree, self.allocators, self.record_bytes = tree, allocators, record_bytes
+        self.engine, self.clock, self.options = engine, clock, options
+        self.has_host = allocators[Tier.HOST][0].capacity > 0
+        self.write_back = self.has_host and options.write_policy is WritePolicy.WRITE_BACK
+        self.operations: dict[OpId, Operation] = {}
+        self.generation = 0
+        self.totals = {kind: CopyTotals() for kind in CopyKind}
+        self.counts: Counter[str] = Counter()
+        self.prefill_speed = 0.0
+        self._done: dict[OpId, CopyDone] = {}
+        self._next_id = 0
+
+    # ---- slots -----------------------------------------------------------------------------------
+
+    def reserve(self, tier: Tier, counts: Sequence[int]) -> list[Slots] | Shortage:
+        """Slots of `tier`, `counts[c]` of each component, evicting the shortfall.
+
+        All or nothing: on a shortage no slot is taken, and if even eviction could not help,
+        nothing is evicted (INV-18).
+        """
+        pools = self.allocators[tier]
+        short = [max(0, n - pool.free_count) for n, pool in zip(counts, pools, strict=True)]
+        if any(short):
+            spare = self._save_first if self.write_back and tier is Tier.DEVICE else None
+            freed = self.tree.evict(tier, short, spare)
+            if freed is not None:
+                self.give_back(freed)
+            if any(n > pool.free_count for n, pool in zip(counts, pools, strict=True)):
+                waiting = any(not op.abandoned for op in self.operations.values())
+                return Shortage.PENDING if waiting else Shortage.FULL
+        slots = [pool.allocate(n) for n, pool in zip(counts, pools, strict=True)]
+        assert all(s is not None for s in slots)
+        return [s for s in slots if s is not None]
+
+    def give_back(self, freed: Freed) -> None:
+        """Return evicted slots to their pools, and count them."""
+        for tier in Tier:
+            for c, pool in enumerate(self.allocators[tier]):
+                if freed.count(tier, c):
+                    pool.free(freed.take(tier, c))
+        self.counts["demoted_pages"] += freed.demoted
+        self.counts["dropped_pages"] += freed.dropped
+        self.counts["tombstoned_slots"] += freed.tombstones
+
+    def free(self, tier: Tier, slots: Sequence[Slots]) -> None:
+        """Return slots, by component, to the pools of `tier`."""
+        for pool, part in zip(self.allocators[tier], slots, strict=True):
+            if len(part):
+                pool.free(part)
+
+    # ---- device to host --------------------------------------------------------------------------
+
+    def backup(self, node: Node) -> bool:
+        """Copy to host what boundary `node.end` needs and host lacks. True when one was started."""
+        parts = [
+            (n, c)
+            for n, c in self.tree.missing(node, Tier.HOST)
+            if n.has(c, Tier.DEVICE) and not self._is_leaving(n, c)
+        ]
+        return self._start_backup(node, parts)
+
+    def _start_backup(self, node: Node, parts: list[tuple[Node, int]]) -> bool:
+        if not self.has_host or not parts:
+            return False
+        op = self._new(CopyKind.BACKUP, node)
+        op.pin_path(self.tree, Tier.DEVICE, node)
+        backed = node
+        while backed.parent is not None and not backed.has(0, Tier.HOST):
+            backed = backed.parent
+        op.pin_path(self.tree, Tier.HOST, backed)
+        for n, c in parts:
+            src = n.on[Tier.DEVICE].slots[c]
+            assert src is not None
+            op.claim(self.tree, n, c, Tier.DEVICE, src, NO_SLOTS)
+        return self._launch(op, "miss_host_full")
+
+    def _is_leaving(self, node: Node, component: int) -> bool:
+        """Whether a running backup copies this already."""
+        return any(
+            claim.component == component and claim.op.kind is CopyKind.BACKUP
+            for claim in node.claims or ()
+        )
+
+    def _save_first(self, node: Node, component: int) -> bool:
+        """Write-back: back up a victim before it goes. False when it is saved, or cannot be."""
+        if component:
+            if node.has(component, Tier.HOST) or self._is_leaving(node, component):
+                return False
+            saved = self._start_backup(node, [(node, component)])
+        else:
+            if not self.is_dirty(node):
+                return False
+            saved = self.backup(node)
+        self.counts["lost_unsaved"] += not saved
+        return saved
+
+    def is_dirty(self, node: Node) -> bool:
+        """Whether the device has something of boundary `node.end` that host lacks."""
+        return any(n.has(c, Tier.DEVICE) for n, c in self.tree.missing(node, Tier.HOST))
+
+    def clean_ahead(self) -> None:
+        """Write-back: back up the next victims before anybody needs their slots."""
+        pool = self.allocators[Tier.DEVICE][0]
+        wanted = int(pool.capacity * self.options.clean_ahead) - pool.free_count
+        if wanted <= 0:
+            return
+        for node in self.tree.device.peek(0, 8):
+            if not node.claims and self.is_dirty(node):
+                self.backup(node)
+
+    # ---- host to device --------------------------------------------------------------------------
+
+    def pays(self, node: Node, gain: int) -> bool:
+        """Whether loading back what boundary `node.end` lacks beats recomputing `gain` tokens."""
+        if gain < self.options.load_back_threshold:
+            self.counts["miss_below_threshold"] += 1
+            return False
+        done = self.totals[CopyKind.LOAD_BACK]
+        if not self.options.weigh_cost or not self.prefill_speed or not done.moved_bytes:
+            return True
+        load = sum(
+            len(n.on[Tier.HOST].slots[c]) * self.record_bytes[c]  # type: ignore[arg-type]
+            for n, c in self.tree.missing(node, Tier.DEVICE)
+        )
+        cheaper = load * done.seconds / done.moved_bytes < gain / self.prefill_speed
+        self.counts["miss_cheaper_to_compute"] += not cheaper
+        return cheaper
+
+    def load_back(self, node: Node) -> Operation | None:
+        """Start copying to the device what boundary `node.end` lacks there; None when it cannot."""
+        parts = self.tree.missing(node, Tier.DEVICE)
+        op = self._new(CopyKind.LOAD_BACK, node)
+        self._pin_for_load(op, node, parts)
+        return op if self._launch(op, "miss_device_full") else None
+
+    def _pin_for_load(self, op: Operation, node: Node, parts: list[tuple[Node, int]]) -> None:
+        """Pin the host data to be read, and the device data of the same boundary."""
+        for n, c in parts:
+            src = n.on[Tier.HOST].slots[c]
+            assert src is not None, (n, c)
+            op.claim(self.tree, n, c, Tier.HOST, src, NO_SLOTS)
+        base = node
+        while base.parent is not None and not base.has(0, Tier.DEVICE):
+            base = base.parent
+        if base is not node:
+            op.pin_path(self.tree, Tier.HOST, node)
+        op.pin_path(self.tree, Tier.DEVICE, base)
+        for c, reach in self.tree.need.windows:
+            n = node
+            while n.parent is not None and n.end > node.end - reach:
+                if n.has(c, Tier.DEVICE):
+                    op.claim(self.tree, n, c, Tier.DEVICE, NO_SLOTS, NO_SLOTS)
+                n = n.parent
+        for c in self.tree.need.points:
+            if node.has(c, Tier.DEVICE):
+                op.claim(self.tree, node, c, Tier.DEVICE, NO_SLOTS, NO_SLOTS)
+
+    def note_prefill(self, tokens: int, seconds: float) -> None:
+        """Learn how fast the model computes prompts (tokens per second, smoothed)."""
+        if seconds > 0 and tokens > 0:
+            speed = tokens / seconds
+            old = self.prefill_speed or speed
+            self.prefill_speed = 0.8 * old + 0.2 * speed
+
+    # ---- operations ------------------------------------------------------------------------------
+
+    def _new(self, kind: CopyKind, node: Node) -> Operation:
+        self._next_id += 1
+        deadline = self.clock() + self.options.timeout_s
+        return Operation(OpId(self._next_id), kind, node, self.generation, deadline)
+
+    def _launch(self, op: Operation, miss: str) -> bool:
+        """Find slots for all that `op` has claimed and submit it; else undo its pins and count.
+
+        Claims come before slots: making room may split a claimed node, and claims follow splits.
+        """
+        counts = [0] * self.tree.width
+        for part in op.claims:
+            counts[part.component] += len(part.src)
+        slots = self.reserve(op.target, counts)
+        if isinstance(slots, Shortage):
+            op.unpin(self.tree)
+            self.counts[miss] += 1
+            return False
+        given = [0] * self.tree.width
+        for part in op.claims:
+            at = given[part.component]
+            given[part.component] = at + len(part.src)
+            part.dst = slots[part.component][at : at + len(part.src)]
+        self.operations[op.op_id] = op
+        job = CopyJob(op.op_id, op.kind, op.blocks(), self.options.verify)
+        op.ticket = self.engine.submit(job)
+        self.totals[op.kind].jobs += 1
+        return True
+
+    def poll(self) -> None:
+        """Apply what has completed, in submission order; give up on what is overdue.
+
+        Cost: O(completions) while nothing is overdue.
+        """
+        for done in self.engine.poll():
+            self._done[done.op_id] = done
+        for op_id, op in list(self.operations.items()) if self._done else ():
+            if op_id in self._done:
+                del self.operations[op_id]
+                self._apply(op, self._done.pop(op_id))
+            elif not op.abandoned:
+                break
+        if self.operations:
+            self._abandon_overdue()
+        if self.write_back:
+            self.clean_ahead()
+
+    def _abandon_overdue(self) -> None:
+        now = self.clock()
+        for op in self.operations.values():
+            if op.deadline > now:
+                break
+            if not op.abandoned:
+                op.abandoned = True
+                self.counts["miss_timeout"] += 1
+                self.engine.cancel(op.op_id)
+                self._end(op, ok=False)
+
+    def _apply(self, op: Operation, done: CopyDone) -> None:
+        self._count(op.kind, done)
+        stale = op.generation != self.generation and op.on_end is None
+        rest = [NO_SLOTS] * self.tree.width
+        if done.ok and not stale:
+            for part in op.moving():
+                if self._may_attach(op, part.node, part.component):
+                    self.tree.attach(part.node, part.component, op.target, part.dst)
+                else:
+                    self.free(op.target, _only(part.component, part.dst, self.tree.width))
+        else:
+            rest = op.target_slots(self.tree.width)
+        self._end(op, done.ok)
+        op.unpin(self.tree)
+        self.free(op.target, rest)
+
+    def _may_attach(self, op: Operation, node: Node, component: int) -> bool:
+        """Whether the tier still lacks this and its parent is there (C5)."""
+        parent = node.parent
+        if parent is None or node.has(component, op.target):
+            return False
+        if component:
+            return op.target is Tier.HOST or node.has(0, Tier.DEVICE)
+        return parent.parent is None or parent.has(0, op.target)
+
+    def _end(self, op: Operation, ok: bool) -> None:
+        on_end, op.on_end = op.on_end, None
+        if on_end is not None:
+            on_end(ok)
+
+    def _count(self, kind: CopyKind, done: CopyDone) -> None:
+        totals = self.totals[kind]
+        totals.verified += done.verified
+        totals.mismatched += done.mismatched
+        if done.ok:
+            totals.moved_bytes += done.moved_bytes
+            totals.seconds += done.seconds
+        else:
+            totals.failed += 1
+            totals.reasons[done.reason] = totals.reasons.get(done.reason, 0) + 1
+
+    def flush(self) -> None:
+        """Forget all cached data; completions of running transfers only give back their slots."""
+        self.generation += 1
+        for op in self.operations.values():
+            self.engine.cancel(op.op_id)
+        self.give_back(self.tree.flush())
+
+
+def _only(component: int, slots: Slots, width: int) -> list[Slots]:
+    return [slots if c == component else NO_SLOTS for c in range(width)]

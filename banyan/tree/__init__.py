@@ -1,0 +1,23 @@
+"""The radix tree: keys, nodes, matching, locks, eviction, and the check of all of it."""
+
+from banyan.tree.keys import ROOT_NAMESPACE, decode_tokens, encode_namespace, encode_tokens
+from banyan.tree.match import Match
+from banyan.tree.node import Node, Tier
+from banyan.tree.policies import POLICIES, Policy, make_policy
+from banyan.tree.tree import Inserted, Offer, Tree
+
+__all__ = [
+    "POLICIES",
+    "ROOT_NAMESPACE",
+    "Inserted",
+    "Match",
+    "Node",
+    "Offer",
+    "Policy",
+    "Tier",
+    "Tree",
+    "decode_tokens",
+    "encode_namespace",
+    "encode_tokens",
+    "make_policy",
+]

@@ -1,0 +1,159 @@
+"""Freeing the shortfall: which data goes, in what order, and what becomes of its node.
+
+`Full` data goes leaf first, by policy; `Window` and `Point` data may go from inner nodes too and
+leaves a tombstone. A device leaf with a host copy is demoted, one without is dropped. What is freed
+is exactly the shortfall: the last victim is cut to size. Works on a `Tree`, for either tier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from banyan.tree.node import Node, Slots, Tier
+
+if TYPE_CHECKING:
+    from banyan.tree.tree import Tree
+
+Spare = Callable[[Node, int], bool]
+"""Asked before a victim goes: True when it is being saved (and locked) and must stay for now."""
+
+
+class Freed:
+    """Slots that left the tree, by tier and component, to be given back to the pools.
+
+    Args:
+        demoted, dropped: device pages whose host copy stayed, and `Full` pages that are gone.
+        tombstones: `Window` and `Point` slots freed from nodes that stayed.
+    """
+
+    def __init__(self, width: int) -> None:
+        self.slots: tuple[list[list[Slots]], list[list[Slots]]] = (
+            [[] for _ in range(width)],
+            [[] for _ in range(width)],
+        )
+        self.demoted = 0
+        self.dropped = 0
+        self.tombstones = 0
+        self._counts = ([0] * width, [0] * width)
+
+    def add(self, tier: Tier, component: int, slots: Slots) -> None:
+        """Record slots that left `tier`."""
+        self.slots[tier][component].append(slots)
+        self._counts[tier][component] += len(slots)
+
+    def count(self, tier: Tier, component: int) -> int:
+        """Slots freed so far."""
+        return self._counts[tier][component]
+
+    def take(self, tier: Tier, component: int) -> Slots:
+        """All slots freed there, int32[count]."""
+        parts = self.slots[tier][component]
+        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+
+    def extend(self, other: Freed) -> None:
+        """Add what another eviction freed."""
+        for tier in Tier:
+            for component, parts in enumerate(other.slots[tier]):
+                for slots in parts:
+                    self.add(tier, component, slots)
+        self.demoted += other.demoted
+        self.dropped += other.dropped
+        self.tombstones += other.tombstones
+
+
+def evict(tree: Tree, tier: Tier, need: Sequence[int], spare: Spare | None) -> Freed | None:
+    """Free at least `need[c]` slots of each component on `tier`.
+
+    Args:
+        need: shortfall by component, in slots.
+        spare: may keep a victim (and lock it), to back it up first; its slots count as coming, so
+            less may be freed than asked, and the rest when what was spared is saved.
+
+    Returns:
+        None, and nothing changed, when `need` exceeds what may be evicted.
+
+    Cost: O(evicted log n), plus O(len(edge)) for the one victim cut to size.
+    """
+    index = tree.index[tier]
+    if any(n > e for n, e in zip(need, index.evictable, strict=True)):
+        return None
+    freed = Freed(tree.width)
+    for component, wanted in enumerate(need):
+        coming = 0
+        while freed.count(tier, component) + coming < wanted:
+            node = index.pop(component)
+            if node is None:
+                break
+            slots = node.on[tier].slots[component]
+            assert slots is not None
+            if spare is not None and spare(node, component):
+                coming += len(slots)
+                continue
+            short = wanted - coming - freed.count(tier, component)
+            _drop(tree, _cut_to_size(tree, node, component, tier, short), component, tier, freed)
+    return freed
+
+
+def drop_unlocked(tree: Tree, roots: Sequence[Node]) -> Freed:
+    """Free all unlocked data below `roots`, on both tiers. Cost: O(nodes below them)."""
+    freed = Freed(tree.width)
+    order = list(roots)
+    for node in order:
+        order.extend(node.children.values())
+    for node in reversed(order):
+        for component in range(tree.width):
+            for tier in Tier:
+                if node.parent is not None and tree.index[tier].is_victim(node, component):
+                    _drop(tree, node, component, tier, freed)
+    return freed
+
+
+def _cut_to_size(tree: Tree, node: Node, component: int, tier: Tier, short: int) -> Node:
+    """The part of a victim that covers the shortfall: a leaf's tail, a window's front."""
+    slots = node.on[tier].slots[component]
+    assert slots is not None
+    if len(slots) <= short:
+        return node
+    if component == 0:
+        tree.split(node, node.end - short * tree.page_size)
+        return node
+    upper = tree.split(node, node.start + short * tree.page_size)
+    tree.index[tier].enqueue(node, component)
+    return upper
+
+
+def _drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> None:
+    """Take one victim's data away, and with `Full` data all that depends on it."""
+    if component:
+        freed.add(tier, component, tree.index[tier].remove(node, component))
+        freed.tombstones += 1
+        tree.epoch += 1
+        return
+    other = Tier.HOST if tier is Tier.DEVICE else Tier.DEVICE
+    survives = node.has(0, other)
+    tiers = (tier, other) if not survives else (tier,) if tier is Tier.DEVICE else ()
+    for t in tiers:
+        for c in range(1, tree.width):
+            if node.has(c, t):
+                freed.add(t, c, tree.index[t].remove(node, c))
+    full = tree.index[tier].remove(node, 0)
+    freed.add(tier, 0, full)
+    tree.epoch += 1
+    _pass_on_recency(node)
+    if survives:
+        freed.demoted += len(full) if tier is Tier.DEVICE else 0
+        return
+    freed.dropped += len(full)
+    tree.unlink(node)
+
+
+def _pass_on_recency(node: Node) -> None:
+    """A leaf's use was a use of its whole path: the parent inherits what is later or larger."""
+    parent = node.parent
+    if parent is not None and parent.parent is not None:
+        parent.stamp = max(parent.stamp, node.stamp)
+        parent.hits = max(parent.hits, node.hits)
+        parent.priority = max(parent.priority, node.priority)

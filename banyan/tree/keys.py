@@ -1,0 +1,75 @@
+"""Keys of the tree: tokens as bytes, and namespaces as bytes.
+
+A key is the little-endian int32 encoding of a token sequence, so that comparing edges is a memcmp
+and finding a child is one dict look-up. Knows nothing of nodes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from sys import byteorder
+
+import numpy as np
+import numpy.typing as npt
+
+TOKEN_BYTES = 4
+ROOT_NAMESPACE = b""
+
+_FIRST_PROBE = 256
+
+
+def encode_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
+    """Tokens as little-endian int32 bytes. Cost: O(n), about 10 ns a token for a list.
+
+    Raises:
+        OverflowError: a token does not fit in int32.
+    """
+    if isinstance(tokens, np.ndarray):
+        return tokens.astype("<i4", copy=False).tobytes()
+    packed = array("i", tokens)
+    if byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def decode_tokens(key: bytes) -> list[int]:
+    """The tokens of a key: the inverse of `encode_tokens`."""
+    return np.frombuffer(key, "<i4").tolist()
+
+
+def encode_namespace(pairs: Iterable[tuple[str, str]]) -> bytes:
+    """What makes equal tokens unequal (tenant salt, adapter), as unambiguous bytes.
+
+    Every part is tagged by its name and length-prefixed, and the pairs are sorted, so that no two
+    different sets of pairs share an encoding. No pairs give `ROOT_NAMESPACE`. Upholds INV-13.
+    """
+    parts: list[bytes] = []
+    for name, value in sorted(pairs):
+        for text in (name, value):
+            raw = text.encode()
+            parts.append(len(raw).to_bytes(4, "little") + raw)
+    return b"".join(parts)
+
+
+def common_bytes(edge: bytes, key: bytes, offset: int, limit: int) -> int:
+    """Length in bytes of the common prefix of `edge` and `key[offset:limit]`.
+
+    Cost: O(result): compares blocks that double until one differs, then halves inside that one.
+    """
+    longest = min(len(edge), limit - offset)
+    low, step = 0, _FIRST_PROBE
+    while low < longest:
+        step = min(step, longest - low)
+        if edge[low : low + step] != key[offset + low : offset + low + step]:
+            break
+        low += step
+        step *= 2
+    high = min(low + step, longest)
+    while low < high:
+        mid = (low + high + 1) // 2
+        if edge[low:mid] == key[offset + low : offset + mid]:
+            low = mid
+        else:
+            high = mid - 1
+    return low

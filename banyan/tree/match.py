@@ -1,0 +1,162 @@
+"""Read-only matching: the best boundary a key can resume at, from device alone and from any tier.
+
+The walk finds the nodes that spell the key; the coverage pass then goes backwards from the deepest
+one, so its cost depends on how far the answer lies from the end, not on the length of the path.
+The result is the largest boundary in the intersection of what all components can serve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from banyan.spec import CacheSpec, Full, Point, Window
+from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.node import Node, Tier
+
+
+class Coverage(NamedTuple):
+    """The components of a spec by what matching asks of them, worked out once."""
+
+    windows: tuple[tuple[int, int], ...]
+    """(component, tokens that must be present before a boundary)."""
+    points: tuple[int, ...]
+
+
+def coverage_of(spec: CacheSpec) -> Coverage:
+    """Sort the components of `spec` by reach."""
+    windows, points = [], []
+    for index, component in enumerate(spec.components):
+        match component.reach:
+            case Full():
+                pass
+            case Window() as window:
+                far = 1 << 40
+                far -= far % spec.page_size
+                windows.append((index, far - window.first_needed(far, spec.page_size)))
+            case Point():
+                points.append(index)
+    return Coverage(tuple(windows), tuple(points))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Match:
+    """What a key can be resumed from. Made by `Tree.match`; the tree is not changed by it.
+
+    Args:
+        boundary: tokens that need not be computed if what is on host is loaded back.
+        device_boundary: tokens that need not be computed with device data alone.
+        full_len: how far `Full` data matches (tokens): beyond `boundary`, a checkpoint was missing.
+        loading: a load-back of part of this path is running; wait for it rather than start another.
+        path: the matched nodes below the root, the last one perhaps in part.
+        epoch: the tree's structure count when this was made.
+    """
+
+    key: bytes
+    namespace: bytes
+    boundary: int
+    device_boundary: int
+    full_len: int
+    loading: bool
+    path: tuple[Node, ...]
+    epoch: int
+
+
+def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node], int]:
+    """Nodes that spell a prefix of `key`, and how many bytes of it they spell (whole pages).
+
+    Args:
+        limit: bytes of the key that may be matched, a whole number of pages.
+
+    Cost: one dict look-up and one memcmp per node.
+    """
+    path: list[Node] = []
+    node, at = root, 0
+    while at < limit:
+        child = node.children.get(key[at : at + page_bytes])
+        if child is None:
+            break
+        path.append(child)
+        edge = child.edge
+        if key.startswith(edge, at):
+            at += len(edge)
+            if at >= limit:
+                at = limit
+                break
+            node = child
+            continue
+        shared = common_bytes(edge, key, at, limit)
+        at += shared - shared % page_bytes
+        break
+    return path, at
+
+
+def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: bool) -> int:
+    """The largest boundary at most `matched` tokens that every component covers (INV-07).
+
+    Args:
+        path: matched nodes, top first; `matched` lies in or at the end of the last one.
+        device_only: ask for device data alone; otherwise either tier's will do.
+
+    Cost: O(nodes between the answer and the end of the path + nodes of one window).
+    """
+    i, boundary = len(path) - 1, matched
+    if device_only:
+        while i >= 0 and path[i].on[0].slots[0] is None:
+            i -= 1
+        boundary = min(matched, path[i].end) if i >= 0 else 0
+    while i >= 0:
+        gap = _first_gap(path, i, boundary, need, device_only)
+        if gap is None:
+            return boundary
+        i = gap
+        boundary = path[i].end if i >= 0 else 0
+    return 0
+
+
+def _first_gap(
+    path: list[Node], i: int, boundary: int, need: Coverage, device_only: bool
+) -> int | None:
+    """None when `boundary`, in node `i`, is covered; else the next node worth trying."""
+    node = path[i]
+    for component in need.points:
+        if boundary != node.end or _absent(node, component, device_only):
+            return i - 1
+    for component, reach in need.windows:
+        low = boundary - reach
+        j = i
+        while j >= 0 and path[j].end > low:
+            if _absent(path[j], component, device_only):
+                return j - 1
+            j -= 1
+    return None
+
+
+def _absent(node: Node, component: int, device_only: bool) -> bool:
+    device, host = node.on
+    if device.slots[component] is not None:
+        return False
+    return device_only or host.slots[component] is None
+
+
+def is_loading(path: list[Node]) -> bool:
+    """Whether a load-back into a node of `path` is running. Cost: O(len(path))."""
+    return any(
+        node.claims and any(claim.pinned is Tier.HOST for claim in node.claims) for node in path
+    )
+
+
+def match_key(
+    root: Node | None, key: bytes, namespace: bytes, page_size: int, need: Coverage, epoch: int
+) -> Match:
+    """Match `key` below `root`: at most all but its last token, in whole pages (INV-15)."""
+    page_bytes = page_size * TOKEN_BYTES
+    limit = max(0, len(key) - TOKEN_BYTES) // page_bytes * page_bytes
+    if root is None or not limit:
+        return Match(key, namespace, 0, 0, 0, False, (), epoch)
+    path, matched_bytes = walk(root, key, limit, page_bytes)
+    matched = matched_bytes // TOKEN_BYTES
+    device = best_boundary(path, matched, need, device_only=True)
+    boundary = device if device == matched else best_boundary(path, matched, need, False)
+    loading = boundary > device and is_loading(path)
+    return Match(key, namespace, boundary, device, matched, loading, tuple(path), epoch)

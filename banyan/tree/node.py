@@ -1,0 +1,117 @@
+"""The tree's node: an edge of tokens, and what each tier holds for it.
+
+Plain data with no behaviour of its own but the split of its slots; `Tree` and `TierIndex` change
+it. A node's identity belongs to its end position: when an edge is split, the existing object stays
+the lower half, so a handle on a boundary survives every split.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Slots: TypeAlias = npt.NDArray[np.int32]
+OrderKey: TypeAlias = tuple[int, ...]
+
+
+class Tier(IntEnum):
+    """Where data can be looked up by the tree."""
+
+    DEVICE = 0
+    HOST = 1
+
+
+class Holding:
+    """What one tier holds for one node, by component.
+
+    Args:
+        slots: int32[pages of the edge] (one entry for a `Point`), or None: absent.
+        locks: how many readers need it. For `Full`, own locks plus the number of locked children,
+            so that the totals of a whole branch change with the first lock only.
+        used: recency stamp of `Window` and `Point` data.
+        queued: the key of the live entry in the eviction queue, or None.
+        kids: children that have `Full` data on this tier.
+    """
+
+    __slots__ = ("kids", "locks", "queued", "slots", "used")
+
+    def __init__(self, components: int) -> None:
+        self.slots: list[Slots | None] = [None] * components
+        self.locks: list[int] = [0] * components
+        self.used: list[int] = [0] * components
+        self.queued: list[OrderKey | None] = [None] * components
+        self.kids = 0
+
+
+class Claim:
+    """One node's part in a running operation.
+
+    Args:
+        op: the operation, opaque to the tree; has a list `claims` that holds this claim.
+        pinned: the tier whose data of `component` this claim keeps locked while it runs.
+        src, dst: slots read and written; they are split together with the node.
+    """
+
+    __slots__ = ("component", "dst", "node", "op", "pinned", "src")
+
+    def __init__(
+        self, op: Any, node: Node, component: int, pinned: Tier, src: Slots, dst: Slots
+    ) -> None:
+        self.op, self.node, self.component, self.pinned = op, node, component, pinned
+        self.src, self.dst = src, dst
+
+
+class Node:
+    """A run of whole pages below its parent.
+
+    Args:
+        edge: the run's tokens as key bytes, a whole number of pages.
+        start, end: positions in tokens, half-open.
+        stamp, hits, born, priority: what eviction policies order by.
+        claims: parts in running operations, None while there are none.
+    """
+
+    __slots__ = (
+        "born",
+        "children",
+        "claims",
+        "edge",
+        "end",
+        "hits",
+        "on",
+        "parent",
+        "priority",
+        "stamp",
+        "start",
+    )
+
+    def __init__(self, parent: Node | None, edge: bytes, start: int, end: int, components: int):
+        self.parent = parent
+        self.edge = edge
+        self.start = start
+        self.end = end
+        self.children: dict[bytes, Node] = {}
+        self.on = (Holding(components), Holding(components))
+        self.stamp = self.hits = self.born = self.priority = 0
+        self.claims: list[Claim] | None = None
+
+    @property
+    def device(self) -> Holding:
+        """What the device holds."""
+        return self.on[0]
+
+    @property
+    def host(self) -> Holding:
+        """What the host holds."""
+        return self.on[1]
+
+    def has(self, component: int, tier: Tier) -> bool:
+        """Whether `tier` has this node's data of `component`."""
+        return self.on[tier].slots[component] is not None
+
+    def __repr__(self) -> str:
+        marks = "".join("." if s is None else "dh"[t] for t in (0, 1) for s in self.on[t].slots)
+        return f"Node[{self.start}:{self.end} {marks}]"

@@ -1,0 +1,206 @@
+"""One tier's side of the tree: which data it holds, what of it may go, and in which order.
+
+Owns the totals (`evictable`, `protected`, in slots by component), the lock counts and one lazy
+eviction queue per component. The same code serves device and host. Called by `Tree` only.
+
+The queues are heaps with lazy deletion: an entry is pushed when data becomes evictable and checked
+when popped, so a use costs nothing here and an eviction O(log n), whatever the size of the tree.
+`Window` and `Point` data wait in a queue like that of the `Full` leaves, ordered by their own
+stamps, rather than in an ordered map: a node that is split then leaves both halves in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+
+from banyan.tree.node import Holding, Node, OrderKey, Slots, Tier
+
+_SLACK = 64
+
+Entry = tuple[OrderKey, int, Node]
+
+
+class TierIndex:
+    """Totals, locks and eviction order of one tier.
+
+    Args:
+        tier: which of a node's holdings this index keeps.
+        components: how many components the spec has.
+        full_key: the order of `Full` leaves; other data goes by its own stamp.
+    """
+
+    def __init__(self, tier: Tier, components: int, full_key: Callable[[Node], OrderKey]) -> None:
+        self.tier = tier
+        self.evictable = [0] * components
+        self.protected = [0] * components
+        self._full_key = full_key
+        self._queues: list[list[Entry]] = [[] for _ in range(components)]
+        self._pushes = [0] * components
+        self._sequence = 0
+
+    # ---- data comes and goes ---------------------------------------------------------------------
+
+    def add(self, node: Node, component: int, slots: Slots) -> None:
+        """Give `node` data of `component`. Cost: O(log n). Mutates node, totals, queue."""
+        holding = node.on[self.tier]
+        assert holding.slots[component] is None, (node, component)
+        holding.slots[component] = slots
+        if holding.locks[component]:
+            self.protected[component] += len(slots)
+        else:
+            self.evictable[component] += len(slots)
+        if component == 0 and node.parent is not None:
+            node.parent.on[self.tier].kids += 1
+        self.enqueue(node, component)
+
+    def remove(self, node: Node, component: int) -> Slots:
+        """Take `component`'s unlocked data away from `node`; returns its slots."""
+        holding = node.on[self.tier]
+        slots = holding.slots[component]
+        assert slots is not None and not holding.locks[component], (node, component)
+        holding.slots[component] = None
+        self.evictable[component] -= len(slots)
+        if component == 0 and node.parent is not None:
+            node.parent.on[self.tier].kids -= 1
+            self.enqueue(node.parent, 0)
+        return slots
+
+    # ---- locks -----------------------------------------------------------------------------------
+
+    def lock_path(self, node: Node) -> None:
+        """Lock `Full` data from `node` up. Stops at the first ancestor already locked.
+
+        Cost: O(nodes newly locked).
+        """
+        tier = self.tier
+        moved = 0
+        while node.parent is not None:
+            holding = node.on[tier]
+            holding.locks[0] += 1
+            if holding.locks[0] > 1:
+                break
+            slots = holding.slots[0]
+            if slots is not None:
+                moved += len(slots)
+            node = node.parent
+        self.evictable[0] -= moved
+        self.protected[0] += moved
+
+    def unlock_path(self, node: Node) -> None:
+        """Undo one `lock_path(node)`. Cost: O(nodes newly unlocked)."""
+        tier = self.tier
+        moved = 0
+        while node.parent is not None:
+            holding = node.on[tier]
+            holding.locks[0] -= 1
+            assert holding.locks[0] >= 0, node
+            if holding.locks[0]:
+                break
+            slots = holding.slots[0]
+            if slots is not None:
+                moved += len(slots)
+                if not holding.kids:
+                    self.enqueue(node, 0)
+            node = node.parent
+        self.evictable[0] += moved
+        self.protected[0] -= moved
+
+    def lock(self, node: Node, component: int) -> None:
+        """Lock `Window` or `Point` data of one node, which must be present."""
+        holding = node.on[self.tier]
+        slots = holding.slots[component]
+        assert component and slots is not None, (node, component)
+        holding.locks[component] += 1
+        if holding.locks[component] == 1:
+            self.evictable[component] -= len(slots)
+            self.protected[component] += len(slots)
+
+    def unlock(self, node: Node, component: int) -> None:
+        """Undo one `lock` of one node."""
+        holding = node.on[self.tier]
+        slots = holding.slots[component]
+        assert slots is not None and holding.locks[component] > 0, (node, component)
+        holding.locks[component] -= 1
+        if not holding.locks[component]:
+            self.evictable[component] += len(slots)
+            self.protected[component] -= len(slots)
+            self.enqueue(node, component)
+
+    # ---- order of eviction -----------------------------------------------------------------------
+
+    def is_victim(self, node: Node, component: int) -> bool:
+        """Whether this data may go now: present, unlocked and, for `Full`, a leaf of the tier."""
+        holding = node.on[self.tier]
+        return (
+            holding.slots[component] is not None
+            and not holding.locks[component]
+            and not (component == 0 and holding.kids)
+        )
+
+    def key_of(self, node: Node, component: int) -> OrderKey:
+        """The place of this data in the order of eviction, as of now."""
+        if component == 0:
+            return self._full_key(node)
+        return (node.on[self.tier].used[component],)
+
+    def enqueue(self, node: Node, component: int) -> None:
+        """Queue data that may go, unless an entry at most as late is queued already."""
+        if not self.is_victim(node, component):
+            return
+        key = self.key_of(node, component)
+        holding = node.on[self.tier]
+        queued = holding.queued[component]
+        if queued is None or key < queued:
+            self._push(holding, node, component, key)
+
+    def pop(self, component: int) -> Node | None:
+        """The next victim, taken off the queue; None when nothing may go."""
+        queue = self._queues[component]
+        while queue:
+            key, _, node = heappop(queue)
+            holding = node.on[self.tier]
+            if holding.queued[component] != key:
+                continue  # a later push replaced this entry
+            holding.queued[component] = None
+            if not self.is_victim(node, component):
+                continue
+            now = self.key_of(node, component)
+            if now == key:
+                return node
+            self._push(holding, node, component, now)
+        return None
+
+    def peek(self, component: int, count: int) -> Iterator[Node]:
+        """The next `count` victims in order, left queued."""
+        taken = []
+        while len(taken) < count and (node := self.pop(component)) is not None:
+            taken.append(node)
+        for node in taken:
+            self.enqueue(node, component)
+        return iter(taken)
+
+    def _push(self, holding: Holding, node: Node, component: int, key: OrderKey) -> None:
+        self._sequence += 1
+        holding.queued[component] = key
+        heappush(self._queues[component], (key, self._sequence, node))
+        self._pushes[component] += 1
+        if self._pushes[component] > _SLACK + len(self._queues[component]) // 2:
+            self._compact(component)
+
+    def _compact(self, component: int) -> None:
+        """Drop entries that stand for nothing; amortised O(1) per push, so the queue stays O(n)."""
+        self._pushes[component] = 0
+        queue = self._queues[component]
+        kept = []
+        for entry in queue:
+            holding = entry[2].on[self.tier]
+            if holding.queued[component] != entry[0]:
+                continue
+            if self.is_victim(entry[2], component):
+                kept.append(entry)
+            else:
+                holding.queued[component] = None
+        if len(kept) < len(queue):
+            queue[:] = kept
+            heapify(queue)

@@ -1,0 +1,397 @@
+"""The radix tree: one structure for every component and both tiers.
+
+Owns nodes, edges, slots (as numbers), locks, recency and the order of eviction. Knows no tensor,
+no thread, no device and no clock: time is a count of uses. Whatever it frees it hands back to the
+caller, who gives it to the pools. Called from the scheduler thread only.
+
+Rules kept at all times (checked by `banyan.tree.check`):
+  T1  every edge is a whole number of pages, children differ in their first page;
+  T2  device `Full` data is prefix-closed, host `Full` data likewise (INV-08);
+  T3  every node but a root has `Full` data on a tier;
+  T4  device `Window`/`Point` data lies only where device `Full` data is;
+  T5  what is locked stays where it is (INV-04).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from banyan.spec import CacheSpec
+from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
+from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.match import Coverage, Match, coverage_of, match_key
+from banyan.tree.node import Claim, Node, Slots, Tier
+from banyan.tree.policies import Lru, Policy
+from banyan.tree.tier_index import TierIndex
+
+_COLD = 1 << 62
+_MIN_ROOTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Request-owned slots of consecutive pages from `first_page` on, offered to the tree."""
+
+    first_page: int
+    slots: Slots
+
+
+@dataclass(slots=True)
+class Inserted:
+    """What an insert did with what it was offered.
+
+    Args:
+        node: the node that ends at the insert's stop.
+        duplicates: (component, slots) that the tree had already; the caller's to free.
+        repoint: (component, first page, slots): the tree's own slots for those pages.
+        taken: `Point` components whose state the tree took.
+    """
+
+    node: Node
+    duplicates: list[tuple[int, Slots]] = field(default_factory=list)
+    repoint: list[tuple[int, int, Slots]] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+
+class Tree:
+    """A radix tree over token keys, one root per namespace.
+
+    Args:
+        spec: the components and the page size.
+        policy: order of eviction of `Full` leaves, on both tiers.
+    """
+
+    def __init__(self, spec: CacheSpec, policy: Policy | None = None) -> None:
+        self.spec = spec
+        self.page_size = spec.page_size
+        self.page_bytes = spec.page_size * TOKEN_BYTES
+        self.policy = policy or Lru()
+        self.need: Coverage = coverage_of(spec)
+        self.width = len(spec.components)
+        self.roots: dict[bytes, Node] = {}
+        self.detached: list[Node] = []
+        self._roots_limit = _MIN_ROOTS
+        self.epoch = 0
+        self.tick = 0
+        key = self.policy.key
+        self.device = TierIndex(Tier.DEVICE, self.width, key)
+        # A host copy of data that is also on device is the first to go.
+        self.host = TierIndex(
+            Tier.HOST, self.width, lambda n: (int(n.on[0].slots[0] is None), *key(n))
+        )
+        self.index = (self.device, self.host)
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def match(self, key: bytes, namespace: bytes = b"") -> Match:
+        """The best boundaries for `key`. Changes nothing (no split, no recency, no allocation).
+
+        Cost: one look-up and one memcmp per node of the path, plus the coverage of one boundary.
+        """
+        root = self.roots.get(namespace)
+        return match_key(root, key, namespace, self.page_size, self.need, self.epoch)
+
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the roots, parents first, detached ones included. Cost: O(nodes)."""
+        stack = [*self.roots.values(), *self.detached]
+        while stack:
+            node = stack.pop()
+            if node.parent is not None:
+                yield node
+            stack.extend(reversed(node.children.values()))
+
+    def missing(self, node: Node, tier: Tier) -> list[tuple[Node, int]]:
+        """What resuming at `node.end` needs and `tier` lacks, as (node, component), top first."""
+        lacking: list[tuple[Node, int]] = []
+        n = node
+        while n.parent is not None and not n.has(0, tier):
+            lacking.append((n, 0))
+            n = n.parent
+        for component, reach in self.need.windows:
+            n = node
+            while n.parent is not None and n.end > node.end - reach:
+                if not n.has(component, tier):
+                    lacking.append((n, component))
+                n = n.parent
+        lacking += [(node, c) for c in self.need.points if node.parent and not node.has(c, tier)]
+        lacking.sort(key=lambda item: (item[1], item[0].end))
+        return lacking
+
+    # ---- boundaries ------------------------------------------------------------------------------
+
+    def root(self, namespace: bytes) -> Node:
+        """The root of `namespace`, made when it is not there. Cost: amortised O(1).
+
+        Roots that nothing hangs on are forgotten now and then: hold a root no longer than a step.
+        """
+        root = self.roots.get(namespace)
+        if root is None:
+            if len(self.roots) >= self._roots_limit:
+                self.roots = {name: node for name, node in self.roots.items() if node.children}
+                self._roots_limit = 2 * len(self.roots) + _MIN_ROOTS
+            root = self.roots[namespace] = Node(None, b"", 0, 0, self.width)
+        return root
+
+    def node_at(self, match: Match, boundary: int) -> Node:
+        """The node that ends at `boundary` of a match; splits when it lies inside an edge.
+
+        The match may be older than the last change: it is then made again, and the boundary must
+        still be matched (callers that hold nothing in between call this at once).
+        """
+        if not boundary:
+            return self.root(match.namespace)
+        if match.epoch != self.epoch:
+            match = self.match(match.key, match.namespace)
+        assert boundary <= match.full_len, (boundary, match.full_len)
+        node = next(n for n in match.path if n.end >= boundary)
+        return node if node.end == boundary else self.split(node, boundary)
+
+    def split(self, node: Node, at: int) -> Node:
+        """Cut `node` at position `at`; returns the new upper half, `node` stays the lower.
+
+        Page-shaped data and running claims divide by position; a state stays with the lower half,
+        whose end it is; locks of both halves are those of the whole. Cost: O(len(edge)).
+        """
+        parent = node.parent
+        assert parent is not None and node.start < at < node.end, (node, at)
+        pages = (at - node.start) // self.page_size
+        cut = pages * self.page_bytes
+        upper = Node(parent, node.edge[:cut], node.start, at, self.width)
+        parent.children[upper.edge[: self.page_bytes]] = upper
+        node.edge, node.start, node.parent = node.edge[cut:], at, upper
+        upper.children[node.edge[: self.page_bytes]] = node
+        upper.stamp, upper.hits, upper.born = node.stamp, node.hits, node.born
+        upper.priority = node.priority
+        for index in self.index:
+            self._split_holding(index, node, upper, pages)
+        for claim in tuple(node.claims or ()):
+            if self.spec.components[claim.component].reach.page_shaped:
+                front = Claim(
+                    claim.op, upper, claim.component, claim.pinned,
+                    claim.src[:pages], claim.dst[:pages],
+                )  # fmt: skip
+                claim.src, claim.dst = claim.src[pages:], claim.dst[pages:]
+                claim.op.claims.append(front)
+                upper.claims = [*(upper.claims or ()), front]
+        self.epoch += 1
+        return upper
+
+    def _split_holding(self, index: TierIndex, node: Node, upper: Node, pages: int) -> None:
+        low, high = node.on[index.tier], upper.on[index.tier]
+        for c, component in enumerate(self.spec.components):
+            if not component.reach.page_shaped:
+                continue
+            slots = low.slots[c]
+            high.locks[c] = low.locks[c] if c else int(low.locks[0] > 0)
+            high.used[c] = low.used[c]
+            if slots is not None:
+                high.slots[c], low.slots[c] = slots[:pages].copy(), slots[pages:].copy()
+        high.kids = int(low.slots[0] is not None)
+        for c, _ in self.need.windows:
+            index.enqueue(upper, c)
+
+    # ---- locks and recency -----------------------------------------------------------------------
+
+    def lock(self, node: Node, states: bool = True) -> list[int | None]:
+        """Protect what a reader of boundary `node.end` needs on device, and no more (INV-05).
+
+        Splits where a window begins inside an edge. Returns, by component, the position from which
+        data is locked (None: nothing); `unlock` with it undoes exactly this, splits or not.
+        """
+        self.device.lock_path(node)
+        starts: list[int | None] = [0] + [None] * (self.width - 1)
+        for c, reach in self.need.windows:
+            low = max(0, node.end - reach)
+            n = node
+            while n.parent is not None and n.end > low and n.has(c, Tier.DEVICE):
+                if n.start < low:
+                    self.split(n, low)
+                self.device.lock(n, c)
+                n = n.parent
+            starts[c] = n.end
+        if states and node.parent is not None:
+            for c in self.need.points:
+                if node.has(c, Tier.DEVICE):
+                    self.device.lock(node, c)
+                    starts[c] = node.end
+        return starts
+
+    def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
+        """Undo one `lock`, of which `starts` says how far it went."""
+        for c, _ in self.need.windows:
+            self.unlock_window(node, c, starts[c], node.end)
+        for c in self.need.points:
+            if starts[c] is not None:
+                self.device.unlock(node, c)
+        self.device.unlock_path(node)
+
+    def unlock_window(self, node: Node, c: int, start: int | None, below: int) -> int | None:
+        """Unlock the nodes of a locked window that end at or before `below`; returns the new start.
+
+        Args:
+            start: where the lock began, as `lock` returned it.
+        """
+        n, kept = node, node.end
+        while start is not None and n.parent is not None and n.end > start:
+            if n.end <= below:
+                self.device.unlock(n, c)
+            else:
+                kept = n.start
+            n = n.parent
+        return kept
+
+    def use(self, node: Node) -> None:
+        """Refresh what a reader of boundary `node.end` consumes, and nothing else (INV-23)."""
+        self.tick += 1
+        if node.parent is None:
+            return
+        node.stamp = self.tick
+        node.hits += 1
+        for c, reach in self.need.windows:
+            n = node
+            while n.parent is not None and n.end > node.end - reach:
+                n.on[0].used[c] = n.on[1].used[c] = self.tick
+                n = n.parent
+        for c in self.need.points:
+            node.on[0].used[c] = node.on[1].used[c] = self.tick
+        self.device.enqueue(node, 0)
+        self.host.enqueue(node, 0)
+
+    # ---- growing ---------------------------------------------------------------------------------
+
+    def insert(
+        self,
+        node: Node,
+        key: bytes,
+        stop: int,
+        offers: Sequence[Offer | None],
+        states: dict[int, tuple[int, int]],
+        priority: int = 0,
+    ) -> Inserted:
+        """Publish data computed beyond the locked boundary `node.end`, up to `stop`.
+
+        New pages become nodes; pages the tree has on device are reported as duplicates; pages it
+        has on host only are revived; absent windows and states are healed.
+
+        Args:
+            key: the tokens from position 0, at least to `stop` (a whole number of pages).
+            offers: by component; the `Full` offer covers all of [node.end, stop), a `Window` offer
+                a tail of it.
+            states: by `Point` component, (boundary, slot).
+
+        Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).
+        """
+        cuts = self._cuts(node, stop, offers, states)
+        self.tick += 1
+        out = Inserted(node)
+        while node.end < stop:
+            child = self._child_for(node, key, stop, cuts)
+            child.priority = max(child.priority, priority)
+            self._merge(child, offers, states, out)
+            node = child
+        out.node = node
+        return out
+
+    def _cuts(
+        self,
+        node: Node,
+        stop: int,
+        offers: Sequence[Offer | None],
+        states: dict[int, tuple[int, int]],
+    ) -> list[int]:
+        """Positions at which an edge must end: where an offer or a window begins, where a state is."""
+        cuts = {stop}
+        for c, reach in self.need.windows:
+            offer = offers[c]
+            if offer is not None:
+                cuts.update((offer.first_page * self.page_size, stop - reach))
+        cuts.update(at for at, _ in states.values())
+        return sorted(at for at in cuts if node.end < at <= stop)
+
+    def _child_for(self, node: Node, key: bytes, stop: int, cuts: list[int]) -> Node:
+        """The child of `node` that spells `key` up to the next cut at most; made, split as needed."""
+        at = node.end
+        end = next(cut for cut in cuts if cut > at)
+        first = at * TOKEN_BYTES
+        child = node.children.get(key[first : first + self.page_bytes])
+        if child is None:
+            child = Node(node, key[first : end * TOKEN_BYTES], at, end, self.width)
+            child.born = child.stamp = self.tick
+            node.children[child.edge[: self.page_bytes]] = child
+            self.epoch += 1
+            return child
+        if child.end > end or not key.startswith(child.edge, first):
+            shared = common_bytes(child.edge, key, first, end * TOKEN_BYTES) // self.page_bytes
+            child = self.split(child, at + shared * self.page_size)
+        return child
+
+    def _merge(
+        self,
+        node: Node,
+        offers: Sequence[Offer | None],
+        states: dict[int, tuple[int, int]],
+        out: Inserted,
+    ) -> None:
+        """Give `node` what it lacks of the offers; report the rest as duplicates."""
+        first, last = node.start // self.page_size, node.end // self.page_size
+        for c, offer in enumerate(offers):
+            if offer is None or offer.first_page >= last:
+                continue
+            low = max(first, offer.first_page)
+            piece = offer.slots[low - offer.first_page : last - offer.first_page]
+            have = node.on[0].slots[c]
+            if have is None:
+                node.on[0].used[c] = self.tick - _COLD
+                self.attach(node, c, Tier.DEVICE, piece.copy())
+            else:
+                out.duplicates.append((c, piece))
+                out.repoint.append((c, low, have[low - first :]))
+        for c, (at, slot) in states.items():
+            if at == node.end and not node.has(c, Tier.DEVICE):
+                node.on[0].used[c] = self.tick
+                self.attach(node, c, Tier.DEVICE, np.array([slot], np.int32))
+                out.taken.add(c)
+
+    def attach(self, node: Node, component: int, tier: Tier, slots: Slots) -> None:
+        """Give `node` data on `tier`; the caller has seen to T2 and T4."""
+        self.index[tier].add(node, component, slots)
+        if component == 0:
+            self.host.enqueue(node, 0)  # its place among host copies may have moved up
+        self.epoch += 1
+
+    # ---- shrinking -------------------------------------------------------------------------------
+
+    def evict(self, tier: Tier, need: Sequence[int], spare: Spare | None = None) -> Freed | None:
+        """Free at least `need[c]` slots of each component on `tier`, or nothing at all (INV-18).
+
+        See `banyan.tree.eviction.evict`.
+        """
+        return evict(self, tier, need, spare)
+
+    def flush(self) -> Freed:
+        """Forget everything: free what is unlocked and cut the rest off from matching (INV-24)."""
+        freed = Freed(self.width)
+        for tier in Tier:
+            part = self.evict(tier, list(self.index[tier].evictable))
+            assert part is not None
+            freed.extend(part)
+        self.detached += [root for root in self.roots.values() if root.children]
+        self.roots = {}
+        self.epoch += 1
+        return freed
+
+    def purge(self) -> Freed:
+        """Free what became unlocked in trees cut off by `flush`. Cost: O(their nodes)."""
+        freed = drop_unlocked(self, self.detached)
+        self.detached = [root for root in self.detached if root.children]
+        return freed
+
+    def unlink(self, node: Node) -> None:
+        """Take out a node that has no data and no children left."""
+        parent = node.parent
+        assert parent is not None and not node.children, node
+        del parent.children[node.edge[: self.page_bytes]]
+        self.epoch += 1
