@@ -1,7 +1,7 @@
 """`PrefixCache`: what an engine calls to reuse what was computed before.
 
-Six verbs and a few questions: `match`, `acquire`, `allocate`, `advance`, `commit`, `release`; `poll`
-once per step; `flush`, `stats`, `check`. Owns the leases; the tree, the pools and the controller
+Six verbs, `match`, `acquire`, `allocate`, `advance`, `commit`, `release`; `poll` once per step; and
+`flush`, `stats`, `check`. Owns the leases; the tree, the pools and the controller
 are its parts. Any engine may use it: it needs the pools only to read and write the slots that
 a lease names. Called from one thread, the scheduler's.
 """

@@ -32,7 +32,7 @@ class Full:
     page_shaped: bool = True
 
     def first_needed(self, boundary: int, page_size: int) -> int:
-        """Position (tokens, page-aligned) from which data must be present to resume at `boundary`."""
+        """Page-aligned position from which data must be present to resume at `boundary`."""
         return 0
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Window:
             raise SpecError(f"a window of {self.size} tokens keeps nothing; use at least 2")
 
     def first_needed(self, boundary: int, page_size: int) -> int:
-        """Position (tokens, page-aligned) from which data must be present to resume at `boundary`."""
+        """Page-aligned position from which data must be present to resume at `boundary`."""
         return max(0, boundary - page_size * math.ceil((self.size - 1) / page_size))
 
     def __str__(self) -> str:
@@ -265,7 +265,7 @@ def _attention_buffers(text: Any, layer: int, dtype: str) -> tuple[Buffer, Buffe
 
 
 def _gated_delta_buffers(text: Any, layer: int, dtype: str) -> tuple[Buffer, Buffer]:
-    """Conv and recurrent state of a gated delta net layer (transformers keeps the latter in f32)."""
+    """Conv and recurrent state of a gated delta net layer (the latter is kept in float32)."""
     where = f"linear-attention layer {layer}"
     key_heads, value_heads, key_dim, value_dim, kernel = (
         int(_required(text, f"linear_{field}", where))

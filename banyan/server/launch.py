@@ -54,7 +54,7 @@ class ServerProcess:
         port = () if "--port" in arguments else ("--port", "0")
         self._command = [*command, "serve", model, *arguments, *port]
         self._start_timeout_s = start_timeout_s
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed on exit
         self._process: subprocess.Popen[bytes] | None = None
         self.url = ""
         self.engine_pid = 0

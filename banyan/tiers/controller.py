@@ -207,10 +207,10 @@ class Controller:
         done = self.totals[CopyKind.LOAD_BACK]
         if not self.options.weigh_cost or not self.prefill_speed or not done.moved_bytes:
             return True
-        load = sum(
-            len(n.on[Tier.HOST].slots[c]) * self.record_bytes[c]  # type: ignore[arg-type]
-            for n, c in self.tree.missing(node, Tier.DEVICE)
-        )
+        load = 0
+        for n, c in self.tree.missing(node, Tier.DEVICE):
+            slots = n.on[Tier.HOST].slots[c]
+            load += 0 if slots is None else len(slots) * self.record_bytes[c]
         cheaper = load * done.seconds / done.moved_bytes < gain / self.prefill_speed
         self.counts["miss_cheaper_to_compute"] += not cheaper
         return cheaper

@@ -119,7 +119,7 @@ def _locks(tree: Tree, nodes: list[Node], holds: Iterable[Hold]) -> Iterator[str
     for hold in holds:
         own[hold.tier, id(hold.node), hold.component] += 1
         if hold.node.parent is not None and not hold.node.has(hold.component, hold.tier):
-            yield f"INV-04 {hold.node}: held component {hold.component} is gone from {hold.tier.name}"
+            yield f"INV-04 {hold.node}: held {hold.component} is gone from {hold.tier.name}"
     for node in nodes:
         for tier in Tier:
             locks = node.on[tier].locks

@@ -35,7 +35,7 @@ def encode_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
 
 def decode_tokens(key: bytes) -> list[int]:
     """The tokens of a key: the inverse of `encode_tokens`."""
-    return np.frombuffer(key, "<i4").tolist()
+    return [int(token) for token in np.frombuffer(key, "<i4")]
 
 
 def encode_namespace(pairs: Iterable[tuple[str, str]]) -> bytes:

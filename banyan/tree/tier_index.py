@@ -173,7 +173,7 @@ class TierIndex:
 
     def peek(self, component: int, count: int) -> Iterator[Node]:
         """The next `count` victims in order, left queued."""
-        taken = []
+        taken: list[Node] = []
         while len(taken) < count and (node := self.pop(component)) is not None:
             taken.append(node)
         for node in taken:

@@ -302,7 +302,7 @@ class Tree:
         offers: Sequence[Offer | None],
         states: dict[int, tuple[int, int]],
     ) -> list[int]:
-        """Positions at which an edge must end: where an offer or a window begins, where a state is."""
+        """Where an edge must end: an offer or a window begins, a state is."""
         cuts = {stop}
         for c, reach in self.need.windows:
             offer = offers[c]
@@ -312,7 +312,7 @@ class Tree:
         return sorted(at for at in cuts if node.end < at <= stop)
 
     def _child_for(self, node: Node, key: bytes, stop: int, cuts: list[int]) -> Node:
-        """The child of `node` that spells `key` up to the next cut at most; made, split as needed."""
+        """The child that spells `key` up to the next cut at most; made or split as needed."""
         at = node.end
         end = next(cut for cut in cuts if cut > at)
         first = at * TOKEN_BYTES
