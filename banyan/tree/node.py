@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 Slots: TypeAlias = npt.NDArray[np.int32]
-OrderKey: TypeAlias = tuple[int, ...]
+OrderKey: TypeAlias = Any
+"""An int or a tuple of ints; all keys of one queue are of one kind."""
 
 
 class Tier(IntEnum):

@@ -26,7 +26,7 @@ class Lru:
     """Least recently used first."""
 
     def key(self, node: Node) -> OrderKey:
-        return (node.stamp,)
+        return node.stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Fifo:
     """Oldest first, whatever its use."""
 
     def key(self, node: Node) -> OrderKey:
-        return (node.born,)
+        return node.born
 
 
 @dataclass(frozen=True, slots=True)

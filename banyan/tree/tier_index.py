@@ -3,8 +3,9 @@
 Owns the totals (`evictable`, `protected`, in slots by component), the lock counts and one lazy
 eviction queue per component. The same code serves device and host. Called by `Tree` only.
 
-The queues are heaps with lazy deletion: an entry is pushed when data becomes evictable and checked
-when popped, so a use costs nothing here and an eviction O(log n), whatever the size of the tree.
+Queues delete lazily: an entry is pushed when data becomes evictable and checked when popped, so a
+use costs nothing here and an eviction O(log n) at most, whatever the size of the tree. Entries that
+stand for nothing are swept out now and then, at amortised O(1) per push.
 `Window` and `Point` data wait in a queue like that of the `Full` leaves, ordered by their own
 stamps, rather than in an ordered map: a node that is split then leaves both halves in their place.
 """
@@ -12,13 +13,11 @@ stamps, rather than in an ordered map: a node that is split then leaves both hal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
 
+from banyan.tree.lazy_queue import Entry, LazyQueue
 from banyan.tree.node import Holding, Node, OrderKey, Slots, Tier
 
 _SLACK = 64
-
-Entry = tuple[OrderKey, int, Node]
 
 
 class TierIndex:
@@ -35,9 +34,8 @@ class TierIndex:
         self.evictable = [0] * components
         self.protected = [0] * components
         self._full_key = full_key
-        self._queues: list[list[Entry]] = [[] for _ in range(components)]
+        self._queues = [LazyQueue() for _ in range(components)]
         self._pushes = [0] * components
-        self._sequence = 0
 
     # ---- data comes and goes ---------------------------------------------------------------------
 
@@ -142,7 +140,7 @@ class TierIndex:
         """The place of this data in the order of eviction, as of now."""
         if component == 0:
             return self._full_key(node)
-        return (node.on[self.tier].used[component],)
+        return node.on[self.tier].used[component]
 
     def enqueue(self, node: Node, component: int) -> None:
         """Queue data that may go, unless an entry at most as late is queued already."""
@@ -157,8 +155,8 @@ class TierIndex:
     def pop(self, component: int) -> Node | None:
         """The next victim, taken off the queue; None when nothing may go."""
         queue = self._queues[component]
-        while queue:
-            key, _, node = heappop(queue)
+        while (entry := queue.pop()) is not None:
+            key, _, node = entry
             holding = node.on[self.tier]
             if holding.queued[component] != key:
                 continue  # a later push replaced this entry
@@ -181,26 +179,21 @@ class TierIndex:
         return iter(taken)
 
     def _push(self, holding: Holding, node: Node, component: int, key: OrderKey) -> None:
-        self._sequence += 1
-        holding.queued[component] = key
-        heappush(self._queues[component], (key, self._sequence, node))
-        self._pushes[component] += 1
-        if self._pushes[component] > _SLACK + len(self._queues[component]) // 2:
-            self._compact(component)
-
-    def _compact(self, component: int) -> None:
-        """Drop entries that stand for nothing; amortised O(1) per push, so the queue stays O(n)."""
-        self._pushes[component] = 0
         queue = self._queues[component]
-        kept = []
-        for entry in queue:
-            holding = entry[2].on[self.tier]
-            if holding.queued[component] != entry[0]:
-                continue
-            if self.is_victim(entry[2], component):
-                kept.append(entry)
-            else:
-                holding.queued[component] = None
-        if len(kept) < len(queue):
-            queue[:] = kept
-            heapify(queue)
+        holding.queued[component] = key
+        queue.push(key, node)
+        self._pushes[component] += 1
+        if self._pushes[component] > _SLACK + len(queue) // 2:
+            self._pushes[component] = 0
+            queue.keep(lambda entry: self._is_live(entry, component))
+
+    def _is_live(self, entry: Entry, component: int) -> bool:
+        """Whether an entry still stands for its node; if not, the node is queued no longer."""
+        key, _, node = entry
+        holding = node.on[self.tier]
+        if holding.queued[component] != key:
+            return False
+        if self.is_victim(node, component):
+            return True
+        holding.queued[component] = None
+        return False
