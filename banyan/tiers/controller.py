@@ -7,7 +7,7 @@ the scheduler thread only; `poll` is the one place where a completion touches th
   C1  source and destination of an operation are pinned from submission to application (INV-09);
   C2  nothing is attached before the engine says that all its bytes are there (INV-10);
   C3  an operation that fails gives back its slots and pins and counts, and nothing else (INV-19);
-  C4  completions are applied in submission order; only those given up are passed over;
+  C4  completions of a kind are applied in submission order; only those given up are passed over;
   C5  a backup is attached only below a backed-up parent (INV-08).
 """
 
@@ -105,9 +105,11 @@ class Controller:
         """Slots of `tier`, `counts[c]` of each component, evicting the shortfall.
 
         All or nothing: on a shortage no slot is taken, and if even eviction could not help,
-        nothing is evicted (INV-18).
+        nothing is evicted (INV-18). What a flush has left behind goes before anything else.
         """
         pools = self.allocators[tier]
+        if any(n > pool.free_count for n, pool in zip(counts, pools, strict=True)):
+            self.purge()
         short = [max(0, n - pool.free_count) for n, pool in zip(counts, pools, strict=True)]
         if any(short):
             spare = self._save_first if self.write_back and tier is Tier.DEVICE else None
@@ -285,20 +287,29 @@ class Controller:
     def poll(self) -> None:
         """Apply what has completed, in submission order; give up on what is overdue.
 
-        Cost: O(completions) while nothing is overdue.
+        Cost: O(running operations) when something has completed, else O(1).
         """
         for done in self.engine.poll():
             self._done[done.op_id] = done
+        unfinished: set[CopyKind] = set()
         for op_id, op in list(self.operations.items()) if self._done else ():
+            if op.kind in unfinished:
+                continue
             if op_id in self._done:
                 del self.operations[op_id]
                 self._apply(op, self._done.pop(op_id))
             elif not op.abandoned:
-                break
+                unfinished.add(op.kind)
         if self.operations:
             self._abandon_overdue()
+        self.purge()
         if self.write_back:
             self.clean_ahead()
+
+    def purge(self) -> None:
+        """Free what became unlocked in trees cut off by a flush. Cost: O(1) while there are none."""
+        if self.tree.detached:
+            self.give_back(self.tree.purge())
 
     def _abandon_overdue(self) -> None:
         now = self.clock()

@@ -19,9 +19,9 @@ from banyan.pools.host import HostPool
 from banyan.tiers import verify
 from banyan.tiers.ops import CopyBlock, CopyJob, CopyKind, Slots
 
-_RUN_BYTES = 8192
-"""From this many bytes a run on, one strided call per run beats one indexed call per buffer: a
-call costs 0.7 us, and indexing moves small entries at half the speed (benchmarks/copies.py)."""
+_RUN_BYTES = 32768
+"""From this many bytes a run on, one strided call per run beats one indexed call per buffer: a call
+costs 0.8 us, and indexing scattered slots writes every byte twice (benchmarks/copies.py)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ PIECE_BYTES = 1 << 20
 """A load-back's contiguous pieces are at least this long, unless the whole record is shorter."""
 
 _STAGING_BYTES = 64 << 20
-"""Device memory beside the pools that one copy may use."""
+"""Bytes staged at a time, in device memory beside the pools; a gather holds as many again."""
 
 
 @dataclass(frozen=True, slots=True)

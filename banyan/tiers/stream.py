@@ -60,7 +60,7 @@ class StreamTicket:
         """
         running = self._running
         if running.failure is None and layer in running.ready and not running.settled:
-            torch.cuda.current_stream().wait_event(running.ready[layer])
+            torch.cuda.current_stream(self._engine.device).wait_event(running.ready[layer])
             if layer == self._last or running.job.verify:
                 self._engine.settle(running)
         if running.failure is not None and layer in running.ready:
@@ -83,8 +83,8 @@ class StreamCopyEngine:
     def __init__(self, stack: PoolStack) -> None:
         require_cuda(stack)
         self._stack = stack
-        self._device = stack.device[0].device
-        self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        self.device = stack.device[0].device
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._running: list[_Running] = []
         self._done: list[CopyDone] = []
         self._closed = False
@@ -97,7 +97,7 @@ class StreamCopyEngine:
             return StreamTicket(self, running)
         try:
             moves.check_job(self._stack, job)
-            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self._stream):
                 self._enqueue(running)
         except (PoolError, RuntimeError):  # a bad slot, or CUDA (out of memory): counted, a miss

@@ -1,4 +1,4 @@
-"""The copy engine for CPU pools: jobs move on worker threads, in the order of submission.
+"""The copy engine for CPU pools: jobs move on worker threads, load-backs before backups.
 
 Owns its threads, its queue and the tickets it hands out. Knows slots and bytes, not the tree.
 `submit`, `poll`, `cancel` and `close` are called from the scheduler thread; `wait_layer` of a
@@ -21,6 +21,8 @@ from banyan.tiers.verify import Verdict
 
 _log = logging.getLogger(__name__)
 
+_PATIENCE_S = 30.0
+
 Fault = Callable[[CopyJob], "str | None"]
 """Asked about a job; a reason makes the job fail with it, None lets it go on."""
 
@@ -30,9 +32,11 @@ class LayerTicket:
 
     Args:
         layers: those the job moves, ascending; any other is free at once.
+        timeout_s: the longest that a reader waits for one layer.
     """
 
-    def __init__(self, layers: tuple[int, ...]) -> None:
+    def __init__(self, layers: tuple[int, ...], timeout_s: float = _PATIENCE_S) -> None:
+        self._timeout_s = timeout_s
         self._position = {layer: index for index, layer in enumerate(layers)}
         self._released = 0
         self._failure: str | None = None
@@ -42,14 +46,16 @@ class LayerTicket:
         """Block until the bytes of `layer` are in place.
 
         Raises:
-            CopyError: the job failed or was cancelled.
+            CopyError: the job failed, was cancelled, or took longer than the time-out.
         """
         position = self._position.get(layer)
         if position is None:
             return
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or self._released > position)
-            failure = self._failure
+            arrived = self._changed.wait_for(
+                lambda: self._failure is not None or self._released > position, self._timeout_s
+            )
+            failure = self._failure if arrived else "timeout"
         if failure is not None:
             raise CopyError(f"layer {layer} was not loaded: {failure}")
 
@@ -78,11 +84,14 @@ class ThreadedCopyEngine:
 
     A load-back moves layer by layer and lets each go at once, so the forward pass overlaps with it;
     a backup moves whole records, which is faster. Under verify nothing is let go before the check.
+    A load-back goes before every queued backup: a request waits for it. Within a kind, jobs start
+    in the order of submission.
 
     Args:
         stack: the pools. Their device pools must be on CPU.
         clock: seconds, monotone; read from the worker threads.
-        workers: threads; with one, jobs complete in the order of submission.
+        workers: threads; with one, jobs of a kind complete in the order of submission.
+        timeout_s: the longest that a reader of a load-back waits for one layer.
         fault: asked before a job's bytes move.
         late_fault: asked when they have moved and, under verify, been checked.
 
@@ -96,6 +105,7 @@ class ThreadedCopyEngine:
         *,
         clock: Callable[[], float],
         workers: int = 1,
+        timeout_s: float = _PATIENCE_S,
         fault: Fault | None = None,
         late_fault: Fault | None = None,
     ) -> None:
@@ -105,7 +115,11 @@ class ThreadedCopyEngine:
         self._mover = moves.StackMover(stack)
         self._clock = clock
         self._fault, self._late_fault = fault, late_fault
-        self._queue: dict[OpId, _Queued] = {}
+        self._timeout_s = timeout_s
+        self._queues: dict[CopyKind, dict[OpId, _Queued]] = {
+            CopyKind.LOAD_BACK: {},
+            CopyKind.BACKUP: {},
+        }
         self._done: deque[CopyDone] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -122,12 +136,12 @@ class ThreadedCopyEngine:
         Raises:
             PoolError: an operation of this id is queued already.
         """
-        ticket = LayerTicket(moves.job_layers(self._stack, job))
+        ticket = LayerTicket(moves.job_layers(self._stack, job), self._timeout_s)
         with self._wake:
-            if job.op_id in self._queue:
+            if any(job.op_id in queue for queue in self._queues.values()):
                 raise PoolError(f"operation {job.op_id} is queued already")
             if not self._closed:
-                self._queue[job.op_id] = _Queued(job, ticket)
+                self._queues[job.kind][job.op_id] = _Queued(job, ticket)
                 self._wake.notify()
                 return ticket
         self._report(ticket, CopyDone(job.op_id, ok=False, reason="cancelled"))
@@ -143,7 +157,9 @@ class ThreadedCopyEngine:
     def cancel(self, op_id: OpId) -> bool:
         """Take a job back that no worker has begun; it then reports `cancelled`."""
         with self._wake:
-            queued = self._queue.pop(op_id, None)
+            queued = next(
+                (queue.pop(op_id) for queue in self._queues.values() if op_id in queue), None
+            )
         if queued is None:
             return False
         self._report(queued.ticket, CopyDone(op_id, ok=False, reason="cancelled"))
@@ -153,8 +169,9 @@ class ThreadedCopyEngine:
         """Cancel what is queued, wait for the running job, end the threads. Again: nothing."""
         with self._wake:
             self._closed = True
-            queued = list(self._queue.values())
-            self._queue.clear()
+            queued = [entry for queue in self._queues.values() for entry in queue.values()]
+            for queue in self._queues.values():
+                queue.clear()
             self._wake.notify_all()
         for entry in queued:
             done = CopyDone(entry.job.op_id, ok=False, reason="cancelled")
@@ -184,12 +201,13 @@ class ThreadedCopyEngine:
             self._report(entry.ticket, done)
 
     def _next(self) -> _Queued | None:
-        """The oldest queued job, waiting for one; None when the engine is closed."""
+        """The job to do next, waiting for one; None when the engine is closed."""
         with self._wake:
-            self._wake.wait_for(lambda: self._closed or bool(self._queue))
-            if not self._queue:
-                return None
-            return self._queue.pop(next(iter(self._queue)))
+            self._wake.wait_for(lambda: self._closed or any(self._queues.values()))
+            for queue in self._queues.values():
+                if queue:
+                    return queue.pop(next(iter(queue)))
+            return None
 
     def _run(self, entry: _Queued) -> tuple[str, Verdict]:
         """Move and check one job. Returns the reason of its failure (empty: none), and counts."""

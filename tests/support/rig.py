@@ -64,7 +64,7 @@ def prefix_hashes(tokens: list[int]) -> np.ndarray:
     return out
 
 
-def _mixed(hashes: np.ndarray, component: int, layer: int, name: str, width: int) -> np.ndarray:
+def mixed(hashes: np.ndarray, component: int, layer: int, name: str, width: int) -> np.ndarray:
     salt = 31 * component + 17 * layer + sum(name.encode())
     columns = hashes[:, None] * 2_654_435_761 + np.arange(1, width + 1) * 40_503 * (salt + 1)
     return ((columns >> 7) & _MASK).astype(np.int32)
@@ -127,14 +127,14 @@ class Rig:
                 width = buffer.shape[0]
                 if component.reach.page_shaped:
                     table = lease.pages(c)
-                    values = _mixed(hashes[start + 1 :], c, buffer.layer, buffer.name, width)
+                    values = mixed(hashes[start + 1 :], c, buffer.layer, buffer.name, width)
                     for i in range(start, stop):
                         slot = table.slots[i // self.page_size - table.first_page]
                         tensor[int(slot), i % self.page_size] = torch.from_numpy(values[i - start])
                 else:
                     write = lease.states(c).write
                     assert write is not None
-                    value = _mixed(hashes[stop:], c, buffer.layer, buffer.name, width)[0]
+                    value = mixed(hashes[stop:], c, buffer.layer, buffer.name, width)[0]
                     tensor[write] = torch.from_numpy(value)
 
     def read(self, lease: Lease, tokens: list[int]) -> None:
@@ -158,7 +158,7 @@ class Rig:
                         if (slot is None) != (length == 0):
                             raise WrongBytes(f"{component.name}: state slot {slot} at {length}")
                         if slot is not None:
-                            want = _mixed(hashes[length:], c, buffer.layer, buffer.name, width)[0]
+                            want = mixed(hashes[length:], c, buffer.layer, buffer.name, width)[0]
                             self._compare(tensor[slot], want, component.name, length)
                         continue
                     case Window(size):
@@ -166,7 +166,7 @@ class Rig:
                     case _:
                         first = 0
                 table = lease.pages(c)
-                want = _mixed(hashes[1:], c, buffer.layer, buffer.name, width)
+                want = mixed(hashes[1:], c, buffer.layer, buffer.name, width)
                 for i in range(first, length):
                     page = i // self.page_size - table.first_page
                     if page < 0:
