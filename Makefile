@@ -74,7 +74,7 @@ bench-tree: venv
 	$(BIN)/python benchmarks/tree.py --json $(RESULTS)/tree.json
 
 bench-overhead: venv
-	$(TEST_ENV) $(BIN)/python benchmarks/overhead.py --json $(RESULTS)/overhead.json
+	$(BIN)/python benchmarks/overhead.py --json $(RESULTS)/overhead.json
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(RESULTS)

@@ -112,8 +112,7 @@ class PrefixCache:
         self.tree.use(lease.node)
         self.counts["hit_tokens_device"] += lease.device_len
         self.counts["hit_tokens_host"] += lease.host_len
-        if self.options.write_policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            self._backup_if_used_again(lease.node)
+        self._write_through(lease.node)
         return lease
 
     def _acquire_on_device(self, match: Match) -> Lease:
@@ -392,23 +391,26 @@ class PrefixCache:
             lease.pages(c).owned_from = node.end // self.page_size
 
     def _after_commit(self, node: Node, states: dict[int, tuple[int, int]]) -> None:
+        self._write_through(node)
+        for at, _ in states.values():
+            if at != node.end:
+                self._write_through(self._ancestor_at(node, at))
+
+    def _write_through(self, node: Node) -> None:
+        """Copy to host what a boundary in use needs there, where the policy says so.
+
+        A boundary is in use when it was published, and also when a request resumed at it: it may
+        lie inside what others published, and its windows then are not those of their ends.
+        """
         policy = self.options.write_policy
-        if policy is WritePolicy.WRITE_THROUGH:
+        selected = policy is WritePolicy.WRITE_THROUGH_SELECTIVE and node.hits >= 2
+        if selected or policy is WritePolicy.WRITE_THROUGH:
             self.controller.backup(node)
-            for at, _ in states.values():
-                if at != node.end:
-                    self.controller.backup(self._ancestor_at(node, at))
-        elif policy is WritePolicy.WRITE_THROUGH_SELECTIVE:
-            self._backup_if_used_again(node)
 
     def _ancestor_at(self, node: Node, at: int) -> Node:
         while node.parent is not None and node.start >= at:
             node = node.parent
         return node
-
-    def _backup_if_used_again(self, node: Node) -> None:
-        if node.hits >= 2:
-            self.controller.backup(node)
 
     def release(self, lease: Lease) -> None:
         """Give back everything the request holds; the lease cannot be used again (INV-12).
@@ -429,8 +431,7 @@ class PrefixCache:
             self.controller.engine.cancel(lease.loading.op_id)
         elif not lease.broken:
             self.tree.unlock(lease.node, lease.lock_start)
-        if self.tree.detached:
-            self.controller.give_back(self.tree.purge())
+        self.controller.purge()
 
     def _usable(self, lease: Lease) -> None:
         if lease.released or lease not in self.leases:
@@ -443,8 +444,6 @@ class PrefixCache:
     def poll(self) -> None:
         """Apply finished transfers. Call once per scheduler step."""
         self.controller.poll()
-        if self.tree.detached:
-            self.controller.give_back(self.tree.purge())
 
     def flush(self) -> None:
         """Forget all cached data. Running requests keep what they hold and publish nothing more."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 import banyan
-from banyan.errors import BanyanError
+from banyan.errors import BanyanError, ConfigError
 from banyan.options import ServeOptions, choices, field_docs, field_types, flag, load_options
 
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -165,6 +165,8 @@ def main(args: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if args is None else args)
     try:
         status = _run(app, words or ["--help"], "banyan")
+    except ConfigError as error:
+        status = _refuse(" ".join(str(error).split()))
     except BanyanError as error:
         status = _refuse(str(error))
     except UsageError as error:

@@ -31,7 +31,7 @@ _SERVER, _LOAD, _RESULT = "Server", "Load", "Results"
 Model = Annotated[
     str | None,
     typer.Option(
-        help="Model to serve, or to name to the server at --url.", rich_help_panel=_SERVER
+        help="Model to serve; with --url, where its tokenizer is.", rich_help_panel=_SERVER
     ),
 ]
 Url = Annotated[

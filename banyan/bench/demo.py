@@ -130,12 +130,13 @@ def _introduce(
 def _ask_twice(bench: Benchmark, url: str, document: Document) -> tuple[Receipt, Receipt]:
     """Ask about a document, ask about all others, and ask again."""
     content = f"{document.text}\n\n{QUESTIONS[0]}"
+    name = target.served_model(url)
     bench.console.rule(f"A chat question about {document.title!r}")
-    first = _chat(bench.console, url, bench.model, content)
+    first = _chat(bench.console, url, name, content)
     with bench.console.status("Asking about the other documents, so that this one leaves device"):
         bench.quietly(url)
     bench.console.rule("The same question again")
-    again = _chat(bench.console, url, bench.model, content)
+    again = _chat(bench.console, url, name, content)
     return first, again
 
 

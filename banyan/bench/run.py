@@ -41,7 +41,7 @@ class Benchmark:
 
     Args:
         name: of the benchmark, such as `shared-prefix`.
-        model: as the server names it.
+        model: what to serve; a server gives it a name of its own, which requests then use.
     """
 
     name: str
@@ -59,10 +59,12 @@ class Benchmark:
     def quietly(self, url: str) -> None:
         """Play one round on the server at `url` and show nothing."""
         one = dataclasses.replace(self.workload, rounds=1)  # type: ignore[type-var]
-        play(one, self.source, url, self.model, self.pace, lambda turn, sample: None)
+        name = target.served_model(url)
+        play(one, self.source, url, name, self.pace, lambda turn, sample: None)
 
     def drive(self, url: str, name: str, serve_args: list[str] | None = None) -> Run:
         """Play the workload on the server at `url`, and print its table."""
+        served = target.served_model(url)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -79,7 +81,7 @@ class Benchmark:
                 where = f"{name}, round {turn + 1} of {self.workload.rounds}"
                 progress.update(task, advance=1, description=where, last=last)
 
-            rounds = play(self.workload, self.source, url, self.model, self.pace, on_sample)
+            rounds = play(self.workload, self.source, url, served, self.pace, on_sample)
         run = Run(
             name=name,
             serve_args=serve_args or [],

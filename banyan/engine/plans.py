@@ -174,20 +174,17 @@ def plan_pages(
     Cost: O(batch * key_len) numpy work; one small copy to the device.
     """
     window = reach.size if isinstance(reach, Window) else None
+    if len(seqs) == 1:
+        return _plan_one(seqs[0], component, window, page_size, device)
     spans = [_visible(seq, component, window, page_size) for seq in seqs]
     lengths = tuple(seq.stop - first for seq, (first, _) in zip(seqs, spans, strict=True))
-    new_len = len(seqs[0].tokens)
-    if len(seqs) == 1:
-        first, slots = spans[0]
-        read, write = _single(first, lengths[0], new_len, slots, page_size, device)
-    else:
-        rows = np.empty((len(seqs), max(lengths)), np.int64)
-        for row, (first, slots), length in zip(rows, spans, lengths, strict=True):
-            own = _rows(slots, page_size, first % page_size, length)
-            row[:-length], row[-length:] = own[-1], own
-        read = RowsRead(_to(rows.reshape(-1), device), len(seqs))
-        write = _to(rows[:, -1].copy(), device)
-    return PagePlan(seqs[0].start, new_len, lengths, window, read, write)
+    rows = np.empty((len(seqs), max(lengths)), np.int64)
+    for row, (first, slots), length in zip(rows, spans, lengths, strict=True):
+        own = _rows(slots, page_size, first % page_size, length)
+        row[:-length], row[-length:] = own[-1], own
+    read = RowsRead(_to(rows.reshape(-1), device), len(seqs))
+    write = _to(rows[:, -1].copy(), device)
+    return PagePlan(seqs[0].start, 1, lengths, window, read, write)
 
 
 def plan_states(seqs: Sequence[SeqInput], component: int, device: torch.device) -> StatePlan:
@@ -226,35 +223,37 @@ def _visible(
     return first, table.slots[first_page - offset : last_page + 1 - offset]
 
 
-def _single(
-    first: int,
-    length: int,
-    new_len: int,
-    slots: npt.NDArray[np.int32],
-    page_size: int,
-    device: torch.device,
-) -> tuple[Read, slice | Tensor]:
-    """Read and write of one sequence; slices wherever the slots are an ascending run."""
-    skip = first % page_size
+def _plan_one(
+    seq: SeqInput, component: int, window: int | None, page_size: int, device: torch.device
+) -> PagePlan:
+    """Plan one sequence; slices wherever its slots are an ascending run."""
+    first, slots = _visible(seq, component, window, page_size)
+    skip, new_len = first % page_size, len(seq.tokens)
+    length = seq.stop - first
     past = skip + length - new_len
     read: Read
+    write: slice | Tensor
     if _is_run(slots):
-        begin = int(slots[0]) * page_size
-        read = RunRead(begin + skip, begin + skip + length)
-        return read, slice(begin + past, begin + past + new_len)
-    read = PagesRead(_to(slots.astype(np.int64), device), skip, length)
-    new_slots = slots[past // page_size :]
-    if _is_run(new_slots):
-        begin = int(new_slots[0]) * page_size + past % page_size
-        return read, slice(begin, begin + new_len)
-    return read, _to(_rows(new_slots, page_size, past % page_size, new_len), device)
+        at = int(slots[0]) * page_size
+        read = RunRead(at + skip, at + skip + length)
+        write = slice(at + past, at + past + new_len)
+    else:
+        read = PagesRead(_to(slots.astype(np.int64), device), skip, length)
+        new_slots = slots[past // page_size :]
+        if _is_run(new_slots):
+            at = int(new_slots[0]) * page_size + past % page_size
+            write = slice(at, at + new_len)
+        else:
+            write = _to(_rows(new_slots, page_size, past % page_size, new_len), device)
+    return PagePlan(seq.start, new_len, (length,), window, read, write)
 
 
 def _is_run(slots: npt.NDArray[np.int32]) -> bool:
     """Whether the slots ascend by one."""
-    if int(slots[-1]) - int(slots[0]) != len(slots) - 1:
+    steps = len(slots) - 1
+    if int(slots[-1]) - int(slots[0]) != steps:
         return False
-    return bool((slots[1:] - slots[:-1] == 1).all())
+    return steps < 2 or bool((slots[1:] - slots[:-1] == 1).all())
 
 
 def _rows(slots: npt.NDArray[np.int32], page_size: int, skip: int, count: int) -> Rows:

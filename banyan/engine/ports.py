@@ -60,5 +60,5 @@ class Model(Protocol):
     def new_sampler(self, sampling: Sampling) -> Any:
         """The state of one request's sampling; draws a seed when it brings none."""
 
-    def new_text(self, sampling: Sampling) -> TextStream:
-        """The text side of one request."""
+    def new_text(self, sampling: Sampling, prompt: Sequence[int]) -> TextStream:
+        """The text side of one request; `prompt` is the context its answer is decoded in."""

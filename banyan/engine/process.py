@@ -106,8 +106,11 @@ class EngineLoop:
         """
         while not self._stopping:
             wait_ms = self._wait_ms if self._core.has_work else _IDLE_POLL_MS
+            messages = self._channel.receive(wait_ms)
+            if not self._core.has_work:
+                self._channel.send(self._core.step())  # transfers may have ended meanwhile
             answers: list[FromEngine] = []
-            for message in self._channel.receive(wait_ms):
+            for message in messages:
                 answers.extend(self._handle(message))
             self._channel.send(answers)
             if self._core.has_work and not self._stopping:
@@ -212,7 +215,9 @@ def _exit_with_parent(lifeline: int, endpoint: str) -> None:
 def main() -> int:
     """Entry of `python -m banyan.engine.process`; what stdin carries is said in `wire`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    logging.getLogger("banyan").setLevel(logging.INFO)
     boot = msgspec.json.decode(sys.stdin.buffer.readline(), type=Boot)
     threading.Thread(
         target=_exit_with_parent,

@@ -44,6 +44,7 @@ class Request:
         namespace: encoded; a part of the cache key.
         tokens: the prompt and what was generated since.
         sampler, text: sampling and detokenising state; they live as long as the request.
+        limit: length of `tokens` at which it ends.
         deadline: seconds of the scheduler's clock, or None.
         publish: whether it uses and feeds the cache.
 
@@ -58,6 +59,10 @@ class Request:
         passed: how often another request was preferred to it while it could have run.
         receipt: None until the first admission.
         counted: whether its prompt has entered the counters.
+        shared: whether it has waited for another request's prefill.
+        stepping: whether it has slots for the decode of this step.
+        load_patience: clock time after which it no longer waits for a load-back of its prefix that
+            another request started, or None while there is none.
     """
 
     source: GenerateRequest
@@ -66,6 +71,7 @@ class Request:
     tokens: list[int]
     sampler: Any
     text: TextStream
+    limit: int
     deadline: float | None
     publish: bool
     phase: Phase = Phase.WAITING
@@ -79,6 +85,9 @@ class Request:
     passed: int = 0
     receipt: Receipt | None = None
     counted: bool = False
+    shared: bool = False
+    stepping: bool = False
+    load_patience: float | None = None
     _key: bytes = b""
 
     @property
@@ -100,11 +109,6 @@ class Request:
     def length(self) -> int:
         """Tokens whose data the lease holds; 0 without one."""
         return self.lease.length if self.lease is not None else 0
-
-    @property
-    def running(self) -> bool:
-        """Whether it holds a lease."""
-        return self.phase in (Phase.PREFILL, Phase.DECODE)
 
     def key(self) -> bytes:
         """The tokens as bytes. Cost: O(tokens added since the last call), and one memcpy of them

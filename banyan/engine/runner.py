@@ -17,9 +17,15 @@ from banyan.engine.masks import attention_mask
 from banyan.engine.plans import PagePlan, SeqInput
 from banyan.errors import SpecError
 from banyan.pools.assembler import PoolStack
-from banyan.spec import CacheSpec
+from banyan.spec import CacheSpec, Full, Point, Reach, Window
 
 __all__ = ["Runner", "SeqInput"]
+
+_TYPE_OF_REACH: dict[type[Reach], str] = {
+    Full: "full_attention",
+    Window: "sliding_attention",
+    Point: "linear_attention",
+}
 
 Masks = dict[str, Tensor | None] | Tensor | None
 
@@ -33,7 +39,8 @@ class Runner:
         stack: the pools it reads and writes.
 
     Raises:
-        SpecError: the spec and the model disagree about layers.
+        SpecError: the spec and the model disagree about layers, or the model's attention
+            implementation does not take additive masks.
     """
 
     def __init__(self, model: Any, spec: CacheSpec, stack: PoolStack) -> None:
@@ -45,8 +52,12 @@ class Runner:
         self._cache = BanyanCache(spec, stack.device, layers)
         self._device = stack.device[0].device
         self._dtype: torch.dtype = model.dtype
-        self._explicit = config._attn_implementation != "sdpa"
+        implementation = config._attn_implementation
+        if implementation not in ("sdpa", "eager"):
+            raise SpecError(f"attention implementation {implementation!r}: use sdpa or eager")
+        self._explicit = implementation == "eager"
         self._mask_of = _mask_sources(config, spec)
+        self._places = torch.arange(int(config.max_position_embeddings), device=self._device)
 
     def forward(self, seqs: Sequence[SeqInput]) -> Tensor:
         """Compute the new tokens, store what they cache, return each sequence's next-token logits.
@@ -80,8 +91,11 @@ class Runner:
             return logits[:, -1].float()
 
     def _positions(self, seqs: Sequence[SeqInput]) -> Tensor:
+        first = seqs[0]
+        if len(seqs) == 1 and first.stop <= len(self._places):
+            return self._places[first.start : first.stop][None]
         if len(seqs) == 1:
-            return torch.arange(seqs[0].start, seqs[0].stop, device=self._device)[None]
+            return torch.arange(first.start, first.stop, device=self._device)[None]
         return torch.tensor([[seq.start] for seq in seqs], device=self._device)
 
     def _masks(self, plans: dict[int, PagePlan]) -> Masks:
@@ -98,7 +112,8 @@ class Runner:
 def _mask_sources(config: Any, spec: CacheSpec) -> dict[str, int | None] | int | None:
     """Which component's mask the model wants: by layer type, or one for all its layers.
 
-    A model whose config names layer types takes a mapping from type to mask; the others a tensor.
+    A model whose config names layer types takes a mapping from type to mask (hybrids of attention
+    and state take one per half, under the halves' type names); the others take a tensor.
     """
     paged = [
         next((i for i in spec.layer_components(n) if spec.components[i].reach.page_shaped), None)
@@ -110,4 +125,10 @@ def _mask_sources(config: Any, spec: CacheSpec) -> dict[str, int | None] | int |
     sources = dict(wanted)
     if len(sources) != len(wanted):
         raise SpecError("layers of one type belong to different components, so need two masks")
-    return sources if types else sources["all"]
+    if not types:
+        return sources["all"]
+    for i, component in enumerate(spec.components):
+        if component.buffers:
+            half = _TYPE_OF_REACH[type(component.reach)]
+            sources.setdefault(half, i if component.reach.page_shaped else None)
+    return sources

@@ -105,8 +105,9 @@ class Operator:
         return Response(self._metrics.render(stats), headers={"content-type": _METRICS_TYPE})
 
     async def stats(self, request: Request) -> Response:
-        """The engine's own counters and gauges, as JSON."""
-        return _reply(await self._client.command("stats"))
+        """The cache's counters and gauges, and beside them the engine's as `engine`."""
+        stats = (await self._client.command("stats")).body
+        return json_response({**stats.pop("cache"), **stats})
 
     async def flush(self, request: Request) -> Response:
         """Drop all cached content that no request holds."""

@@ -107,6 +107,11 @@ class EngineClient:
         """Requests sent and not yet ended."""
         return len(self._streams)
 
+    @property
+    def capacity(self) -> int:
+        """Most requests that may be in flight."""
+        return self._options.max_running + self._options.max_waiting
+
     async def start(self, on_progress: Callable[[str], None]) -> None:
         """Start the engine and wait until it takes requests; `info` is set afterwards.
 
@@ -136,12 +141,11 @@ class EngineClient:
         """
         if self.failure is not None:
             raise EngineGone(self.failure)
-        room = self._options.max_running + self._options.max_waiting - self.in_flight
-        if len(requests) > room:
+        if self.in_flight + len(requests) > self.capacity:
             raise EngineBusy(
                 f"{self.in_flight} requests are running or waiting and {len(requests)} more were "
-                f"asked for; --max-running plus --max-waiting allow "
-                f"{self._options.max_running + self._options.max_waiting}. Try again later"
+                f"asked for; --max-running plus --max-waiting allow {self.capacity}. "
+                "Try again later"
             )
         stream = OutputStream(self, requests)
         for request in requests:

@@ -9,7 +9,7 @@ from typing import Any
 
 from banyan.errors import BanyanError
 
-STATUS_OF_CODE = {"engine_gone": 503, "queue_full": 503, "shutting_down": 503}
+STATUS_OF_CODE = {"engine_gone": 503, "queue_full": 503, "out_of_slots": 503, "model_failed": 500}
 """Statuses of the engine's error codes; every other refusal is the client's to correct: 400."""
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from banyan.engine.messages import GenerateRequest, Sampling
 from banyan.server.answers import ChatFormat, Format, Frame, TextFormat
 from banyan.server.engine_client import EngineClient
-from banyan.server.errors import ApiError
+from banyan.server.errors import ApiError, bad_request
 from banyan.server.metrics import RequestTimer, ServerMetrics
 from banyan.server.prompts import PromptEncoder
 from banyan.server.protocol import (
@@ -53,7 +53,11 @@ class Generator:
         body = read_body(await _read(request), CompletionBody)
         self._check_model(body.model)
         sampling = sampling_of(body, DEFAULT_COMPLETION_TOKENS)
-        prompts = [await self.encoder.encode(prompt) for prompt in prompts_of(body)]
+        given = prompts_of(body)
+        if len(given) > self.client.capacity:
+            most = self.client.capacity
+            raise bad_request(f"{len(given)} prompts in one request; at most {most}", "prompt")
+        prompts = [await self.encoder.encode(prompt) for prompt in given]
         frame = self._frame("cmpl", body, sampling)
         return await self._answer(request, body, prompts, sampling, TextFormat(frame), frame, timer)
 

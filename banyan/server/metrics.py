@@ -36,7 +36,72 @@ class EngineMetric(NamedTuple):
     labels: tuple[str, ...] = ()
 
 
-ENGINE_METRICS: tuple[EngineMetric, ...] = ()
+_POOLS = ("cache", "tiers", "*", "*")
+_COPIES = ("cache", "copies", "*")
+
+
+def _counter(name: str, text: str, *path: str, labels: tuple[str, ...] = ()) -> EngineMetric:
+    return EngineMetric(f"banyan_{name}", CounterMetricFamily, text, path, labels)
+
+
+def _gauge(name: str, text: str, *path: str, labels: tuple[str, ...] = ()) -> EngineMetric:
+    return EngineMetric(f"banyan_{name}", GaugeMetricFamily, text, path, labels)
+
+
+def _request_metrics() -> Iterator[EngineMetric]:
+    """What became of requests and their tokens."""
+    at = "engine"
+    yield _counter(
+        "requests_finished", "Requests by how they ended.", at, "finished", "*", labels=("reason",)
+    )
+    yield _counter(
+        "requests_refused", "Requests refused, by code.", at, "refused", "*", labels=("code",)
+    )
+    yield _counter(
+        "prompt_tokens", "Prompt tokens by source.", at, "prompt_tokens", "*", labels=("source",)
+    )
+    for name, text in (
+        ("steps", "Scheduler steps."),
+        ("prefill_tokens", "Tokens run through the model by prefill, recomputation included."),
+        ("generated_tokens", "Tokens chosen."),
+        ("retractions", "Running requests put back because slots ran out."),
+        ("load_failures", "Load-backs that failed under a running request."),
+        ("forward_failures", "Calls into the model that raised."),
+        ("sharing_waits", "Requests that waited for another one's prefill of their prefix."),
+        ("stalled", "Steps a running request sat out because transfers held its slots."),
+    ):
+        yield _counter(name, text, at, name)
+    for name in ("running", "waiting", "prefilling", "decoding"):
+        yield _gauge(f"requests_{name}", f"Requests {name} now.", at, name)
+
+
+def _cache_metrics() -> Iterator[EngineMetric]:
+    """What the pools hold and what moves between the tiers."""
+    for name in ("capacity", "free", "evictable", "protected", "other"):
+        text = f"Slots: {name}." if name != "other" else "Slots held by requests and transfers."
+        yield _gauge(f"pool_slots_{name}", text, *_POOLS, name, labels=("tier", "component"))
+    text = "Bytes of one slot."
+    yield _gauge("pool_record_bytes", text, *_POOLS, "record_bytes", labels=("tier", "component"))
+    for name, text in (
+        ("jobs", "Transfers ended, failed ones included."),
+        ("bytes", "Bytes copied."),
+        ("seconds", "Time spent copying, without queueing."),
+        ("verified", "Records whose SHA-256 was compared after a copy."),
+        ("mismatched", "Records whose SHA-256 differed after a copy."),
+    ):
+        yield _counter(f"copy_{name}", text, *_COPIES, name, labels=("kind",))
+    text = "Transfers that failed, by reason; the requests recompute."
+    yield _counter("copy_failures", text, *_COPIES, "reasons", "*", labels=("kind", "reason"))
+    text = "Cached data not used, by reason."
+    yield _counter("cache_misses", text, "cache", "misses", "*", labels=("reason",))
+    text = "Events inside the cache."
+    yield _counter("cache_events", text, "cache", "counts", "*", labels=("event",))
+    yield _gauge("cache_leases", "Leases held.", "cache", "leases")
+    yield _gauge("cache_operations", "Transfers on their way.", "cache", "operations")
+    yield _counter("bad_frames", "Messages the engine could not read.", "bad_frames")
+
+
+ENGINE_METRICS: tuple[EngineMetric, ...] = (*_request_metrics(), *_cache_metrics())
 
 
 def samples(stats: Any, path: tuple[str, ...]) -> Iterator[tuple[list[str], float]]:
@@ -87,12 +152,6 @@ class ServerMetrics:
             "banyan_http_responses",
             "Answers by path and status.",
             ["path", "status"],
-            registry=self.registry,
-        )
-        self.finished = Counter(
-            "banyan_requests_finished",
-            "Prompts by how they ended.",
-            ["reason"],
             registry=self.registry,
         )
         self.clients_gone = Counter(
@@ -149,7 +208,6 @@ class RequestTimer:
                     metrics.itl.observe((now - last) / len(output.tokens))
             self._last[output.request_id] = now
         if output.finish_reason is not None:
-            metrics.finished.labels(output.finish_reason).inc()
             metrics.duration.observe(now - self._arrival)
 
     def client_gone(self) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 import uvicorn
+from prometheus_client import disable_created_metrics
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -75,19 +77,25 @@ def url_of(listener: socket.socket) -> str:
 
 
 def size_table(rows: list[dict[str, Any]]) -> Table:
-    """The start-up table: what each tier holds, and which pool limits it."""
-    table = Table(title="What fits", title_justify="left")
+    """The start-up table: what each tier holds, and which pool runs out first.
+
+    Args:
+        rows: the fields of `SizeRow`, one row per tier and component.
+    """
+    has_host = any(row["tier"] == "host" for row in rows)
+    caption = None if has_host else "no host tier; give --host-bytes or --host-ratio for one"
+    table = Table(title="What fits", caption=caption, title_justify="left", box=box.SIMPLE_HEAD)
+    counted = [n for n in ("tokens", "windows", "states") if any(row[n] for row in rows)]
     for column in ("tier", "component"):
-        table.add_column(column)
-    for column in ("slots", "capacity", "bytes"):
-        table.add_column(column, justify="right")
-    table.add_column("")
+        table.add_column(column, no_wrap=True)
+    for column in (*counted, "bytes"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for row in rows:
         table.add_row(
-            str(row["tier"]),
-            str(row["component"]),
-            f"{row['slots']:,}",
-            f"{row['capacity']:,} {row['unit']}",
+            row["tier"],
+            row["component"],
+            *("" if row[name] is None else f"{row[name]:,}" for name in counted),
             size_text(row["bytes"]),
             "limits" if row["limiting"] else "",
         )
@@ -194,6 +202,7 @@ class Server:
     async def _serve(
         self, client: EngineClient, encoder: PromptEncoder, listener: socket.socket
     ) -> None:
+        disable_created_metrics()
         app = create_app(client, encoder, ServerMetrics())
         config = uvicorn.Config(
             app,

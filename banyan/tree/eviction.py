@@ -139,10 +139,10 @@ def _drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> N
         for c in range(1, tree.width):
             if node.has(c, t):
                 freed.add(t, c, tree.index[t].remove(node, c))
+    _pass_on_recency(tree, node)
     full = tree.index[tier].remove(node, 0)
     freed.add(tier, 0, full)
     tree.epoch += 1
-    _pass_on_recency(node)
     if survives:
         freed.demoted += len(full) if tier is Tier.DEVICE else 0
         return
@@ -150,10 +150,11 @@ def _drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> N
     tree.unlink(node)
 
 
-def _pass_on_recency(node: Node) -> None:
+def _pass_on_recency(tree: Tree, node: Node) -> None:
     """A leaf's use was a use of its whole path: the parent inherits what is later or larger."""
     parent = node.parent
     if parent is not None and parent.parent is not None:
         parent.stamp = max(parent.stamp, node.stamp)
         parent.hits = max(parent.hits, node.hits)
         parent.priority = max(parent.priority, node.priority)
+        tree.requeue(parent)

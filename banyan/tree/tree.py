@@ -257,8 +257,12 @@ class Tree:
                 n = n.parent
         for c in self.need.points:
             node.on[0].used[c] = node.on[1].used[c] = self.tick
-        self.device.enqueue(node, 0)
-        self.host.enqueue(node, 0)
+        self.requeue(node)
+
+    def requeue(self, node: Node) -> None:
+        """What a policy orders by has changed: the node may have become more urgent."""
+        for index in self.index:
+            index.enqueue(node, 0)
 
     # ---- growing ---------------------------------------------------------------------------------
 
@@ -289,7 +293,9 @@ class Tree:
         out = Inserted(node)
         while node.end < stop:
             child = self._child_for(node, key, stop, cuts)
-            child.priority = max(child.priority, priority)
+            if priority > child.priority:
+                child.priority = priority
+                self.requeue(child)
             self._merge(child, offers, states, out)
             node = child
         out.node = node

@@ -4,18 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    GptOssConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3NextConfig,
+)
 
+from banyan.engine.presets import PRESETS, VOCAB_SIZE, build_preset, randomize
 from banyan.engine.runner import Runner, SeqInput
 from banyan.lease import PageTable, StateTable
 from banyan.pools.allocator import SlotAllocator
 from banyan.pools.assembler import PoolStack
 from banyan.pools.device import DevicePool
 from banyan.spec import CacheSpec
+
+torch.set_num_threads(1)
+
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 4096,
+    "pad_token_id": None,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+}
+
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: LlamaConfig(**_SHAPE),
+    "qwen3": lambda: Qwen3Config(**_SHAPE),
+    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=48),
+    "gpt-oss": lambda: GptOssConfig(
+        **_SHAPE, sliding_window=32, num_local_experts=4, num_experts_per_tok=2
+    ),
+    "qwen3-next": lambda: Qwen3NextConfig(
+        **_SHAPE,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        shared_expert_intermediate_size=32,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+    ),
+}
+"""Tiny configs of families that are not presets."""
+
+MODELS = [*PRESETS, *CONFIGS]
+
+
+@cache
+def tiny_model(name: str) -> Any:
+    """A preset, or a randomly initialised model of `CONFIGS`; shared, so never to be changed."""
+    if name in PRESETS:
+        return build_preset(name)
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+    randomize(model)
+    return model.eval()
+
+
+def prompt_of(length: int, seed: int = 1) -> list[int]:
+    """Random printable bytes."""
+    return [int(t) for t in np.random.default_rng(seed).integers(32, 127, length)]
 
 
 def make_stack(spec: CacheSpec, slots: int) -> PoolStack:
@@ -42,9 +106,7 @@ class Sequencer:
     order: np.ndarray
 
     @classmethod
-    def of(
-        cls, model: Any, *, page_size: int, slots: int = 256, seed: int | None = 0
-    ) -> Sequencer:
+    def of(cls, model: Any, *, page_size: int, slots: int = 256, seed: int | None = 0) -> Sequencer:
         """A rig for `model`; `seed` None hands out ascending slots."""
         spec = CacheSpec.from_config(model.config, page_size)
         stack = make_stack(spec, slots)
@@ -83,7 +145,8 @@ class Sequencer:
         return self.runner.forward([SeqInput(tokens, start, tables, ticket)])[0]
 
     def prefill(self, tables: Any, tokens: Sequence[int], chunk: int, start: int = 0) -> Any:
-        """Forward `tokens` in chunks; logits of the last."""
+        """Forward `tokens` in chunks; logits of the last, None without tokens."""
+        logits = None
         for at in range(0, len(tokens), chunk):
             logits = self.step(tables, tokens[at : at + chunk], start + at)
         return logits

@@ -72,10 +72,13 @@ class FakeCore:
             {
                 "tier": "device",
                 "component": "full",
+                "reach": "Full",
                 "slots": 64,
-                "capacity": 1024,
-                "unit": "tokens",
+                "tokens": 1024,
+                "windows": None,
+                "states": None,
                 "bytes": 1 << 20,
+                "share": 1.0,
                 "limiting": True,
             }
         ]
@@ -162,7 +165,8 @@ class FakeCore:
         )
 
     def stats(self) -> dict[str, Any]:
-        return {"running": len(self.running), "aborted": self.aborted}
+        engine = {"running": len(self.running), "finished": {"abort": self.aborted}}
+        return {"engine": engine, "cache": {"leases": len(self.running)}}
 
     def flush(self) -> dict[str, Any]:
         self.seen.clear()

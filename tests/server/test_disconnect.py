@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -14,7 +15,8 @@ from banyan.server.launch import ServerProcess
 
 
 def stats(http: httpx.Client) -> dict[str, int]:
-    return dict(http.get("/v1/cache/stats").json())
+    engine = http.get("/v1/cache/stats").json()["engine"]
+    return {"running": engine["running"], "aborted": engine["finished"]["abort"]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -31,13 +33,13 @@ def test_client_that_leaves_before_any_token(http: httpx.Client, stream: bool) -
 def test_client_that_leaves_a_running_stream(http: httpx.Client, path: str) -> None:
     before = stats(http)["aborted"]
     text = "slow " + "x" * 100
-    body = {"stream": True, "max_tokens": 90}
-    body |= {"prompt": text} if path.endswith("v1/completions") else {
-        "messages": [{"role": "user", "content": text}]
-    }
+    body: dict[str, Any] = {"stream": True, "max_tokens": 90}
+    chat = {"messages": [{"role": "user", "content": text}]}
+    body |= chat if "chat" in path else {"prompt": text}
     with http.stream("POST", path, json=body) as response:
         assert response.status_code == 200
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: dropping it would close the response
+        next(lines)
         assert stats(http)["running"] == 1
     assert wait_for(lambda: stats(http)["aborted"] == before + 1)
     assert stats(http)["running"] == 0
@@ -103,5 +105,7 @@ def test_more_requests_than_may_wait_get_503() -> None:
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "queue_full"
         assert "--max-waiting" in refused.json()["error"]["message"]
+        too_many = http.post("/v1/completions", json={"prompt": ["a", "b", "c"]})
+        assert too_many.status_code == 400, "it could never be served"
         assert [b.result().status_code for b in busy] == [200, 200]
         assert http.post("/v1/completions", json=body).status_code == 200

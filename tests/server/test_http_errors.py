@@ -46,9 +46,7 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"max_token": 5}, "max_token", "Did you mean 'max_tokens'?"),
     ],
 )
-def test_bad_completion(
-    http: httpx.Client, changes: dict[str, Any], param: str, says: str
-) -> None:
+def test_bad_completion(http: httpx.Client, changes: dict[str, Any], param: str, says: str) -> None:
     error = error_of(http.post("/v1/completions", json={**COMPLETION, **changes}), 400)
     assert error["param"] == param
     assert says in error["message"]
@@ -114,7 +112,7 @@ def test_unknown_paths_and_methods(http: httpx.Client) -> None:
 
 def test_nothing_is_lost_after_all_that(http: httpx.Client) -> None:
     assert http.get("/health").json()["in_flight"] == 0
-    assert http.get("/v1/cache/stats").json()["running"] == 0
+    assert http.get("/v1/cache/stats").json()["engine"]["running"] == 0
 
 
 def test_cache_endpoints(http: httpx.Client) -> None:

@@ -64,9 +64,7 @@ def test_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None
 
 
 def test_stream_without_include_usage_has_none(client: openai.OpenAI) -> None:
-    chunks = list(
-        client.completions.create(model="fake", prompt="x", max_tokens=2, stream=True)
-    )
+    chunks = list(client.completions.create(model="fake", prompt="x", max_tokens=2, stream=True))
     assert [chunk.usage for chunk in chunks] == [None]
 
 
@@ -138,7 +136,10 @@ def test_chat_logprobs(client: openai.OpenAI) -> None:
     assert answer.choices[0].logprobs is not None
     content = answer.choices[0].logprobs.content
     assert content is not None
-    assert [(c.token, c.logprob, c.bytes) for c in content] == [("A", -0.5, [65]), ("B", -0.5, [66])]
+    assert [(c.token, c.logprob, c.bytes) for c in content] == [
+        ("A", -0.5, [65]),
+        ("B", -0.5, [66]),
+    ]
     assert [t.token for t in content[1].top_logprobs] == ["B", "A"]
 
 

@@ -98,11 +98,20 @@ class Reference:
         self.borrowers: dict[object, Borrower] = {}
         self.transfers: dict[int, Transfer] = {}
         self._seen_jobs = 0
+        self._needed: dict[tuple[int, int], tuple[int, ...]] = {}
 
     # ---- the definition of reach -----------------------------------------------------------------
 
-    def needed(self, component: int, boundary: int) -> Iterable[int]:
+    def needed(self, component: int, boundary: int) -> tuple[int, ...]:
         """Ends (tokens) of the pages, or the state, without which `boundary` cannot be resumed."""
+        known = self._needed.get((component, boundary))
+        if known is None:
+            known = tuple(self._work_out(component, boundary))
+            self._needed[component, boundary] = known
+        return known
+
+    def _work_out(self, component: int, boundary: int) -> list[int]:
+        """The token at `boundary` looks back as far as its reach goes: in which pages is that?"""
         match self.spec.components[component].reach:
             case Full():
                 positions = range(boundary)
@@ -112,29 +121,29 @@ class Reference:
                 return [boundary] if boundary else []
         return sorted({(at // self.page + 1) * self.page for at in positions})
 
-    def covered(self, key: bytes, namespace: bytes, boundary: int, tiers: Iterable[Tier]) -> bool:
-        """Whether every component has what `boundary` needs on one of `tiers`."""
+    def covered(
+        self, prefixes: dict[int, Place], component: int, boundary: int, tiers: tuple[Tier, ...]
+    ) -> bool:
+        """Whether `boundary` has on one of `tiers` all that it needs of a component."""
+        parts = [self.held[tier][component] for tier in tiers]
         return all(
-            any((namespace, key[: end * TOKEN]) in self.held[tier][c] for tier in tiers)
-            for c in range(len(self.spec.components))
-            for end in self.needed(c, boundary)
+            any(prefixes[end] in part for part in parts) for end in self.needed(component, boundary)
         )
 
     def answer(self, key: bytes, namespace: bytes) -> tuple[int, int, int]:
         """(device boundary, boundary, full length) that a match must give. Cost: O(len^2)."""
         most = max(0, len(key) // TOKEN - 1) // self.page * self.page
-        candidates = range(0, most + 1, self.page)
-        full = max(
-            b
-            for b in candidates
-            if all(
-                any((namespace, key[: end * TOKEN]) in self.held[tier][0] for tier in Tier)
-                for end in self.needed(0, b)
+        candidates = range(most, -1, -self.page)
+        prefixes = {end: (namespace, key[: end * TOKEN]) for end in candidates}
+        both, device = (Tier.DEVICE, Tier.HOST), (Tier.DEVICE,)
+        every = tuple(reversed(range(len(self.spec.components))))  # the rarest first
+
+        def best(components: Iterable[int], tiers: tuple[Tier, ...]) -> int:
+            return next(
+                b for b in candidates if all(self.covered(prefixes, c, b, tiers) for c in components)
             )
-        )
-        on_device = max(b for b in candidates if self.covered(key, namespace, b, (Tier.DEVICE,)))
-        anywhere = max(b for b in candidates if self.covered(key, namespace, b, Tier))
-        return on_device, anywhere, full
+
+        return best(every, device), best(every, both), best((0,), both)
 
     # ---- requests --------------------------------------------------------------------------------
 

@@ -1,0 +1,166 @@
+"""Whether a waiting request may start now, whom it should wait for, and with what lease.
+
+Owns the decision about one request at a time and keeps nothing of its own. Knows the cache, the
+waiting queue and the requests in prefill; not the model. Called from the scheduler's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from enum import Enum
+
+from banyan.cache import AllocateOutcome, PrefixCache
+from banyan.engine.counters import Counters
+from banyan.engine.cutpoints import CutPolicy
+from banyan.engine.request import Phase, Receipt, Request, common_tokens
+from banyan.engine.waiting import WaitingQueue
+from banyan.lease import Lease
+from banyan.tree.keys import TOKEN_BYTES
+from banyan.tree.match import Match
+
+LOAD_PATIENCE_S = 5.0
+"""How long a request waits for a load-back that another one started, before it goes on without."""
+
+
+class Verdict(Enum):
+    """What became of an attempt to start a request; it holds a lease when STARTED or PENDING."""
+
+    STARTED = "started"
+    """It is in prefill and has the slots of its first chunk."""
+    PENDING = "pending"
+    """It is in prefill; slots for its first chunk come free when a running transfer ends."""
+    WAITS = "waits"
+    """Its prefix is being computed or loaded for another request: others may be tried."""
+    FULL = "full"
+    """Running requests hold the slots."""
+
+
+class Admission:
+    """Starts waiting requests.
+
+    Args:
+        queue: the waiting requests.
+        prefilling: the requests in prefill by arrival, a live view.
+        cuts: cut points of requests that publish.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        queue: WaitingQueue,
+        prefilling: Mapping[int, Request],
+        cuts: CutPolicy,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self._cache, self._queue, self._prefilling = cache, queue, prefilling
+        self._cuts, self._counters, self._clock = cuts, counters, clock
+        self._plain = CutPolicy(cuts.page_size, cuts.chunk, None, checkpoints=False)
+
+    def next_cut(self, request: Request, start: int) -> int:
+        """End of the chunk of `request` that starts at `start`."""
+        cuts = self._cuts if request.publish else self._plain
+        stop = len(request.tokens)
+        return cuts.next_cut(start, stop, branch=request.branch, hints=request.hints)
+
+    def ranked(self) -> list[Request]:
+        """Who to try this step, best first."""
+        return self._queue.ranked(lambda request: _reusable(request, self._match(request)))
+
+    def try_start(self, request: Request) -> Verdict:
+        """Give `request` a lease and the slots of its first chunk, or nothing at all (INV-12).
+
+        While transfers run it keeps the lease and waits for the slots as a running request does:
+        one of the transfers may be its own load-back, which would be cancelled with the lease.
+
+        Mutates: the request, unless it is refused (not the queue); may start a load-back and evict.
+        """
+        match = self._match(request)
+        if self._waits_for_load(request, match) or self._waits_for_prefill(request, match):
+            return Verdict.WAITS
+        lease = self._cache.acquire(
+            match,
+            priority=request.source.priority,
+            device_only=request.device_only,
+            publish=request.publish,
+        )
+        request.branch = match.full_len
+        request.hints = self._branches_of_waiting(request, lease.boundary)
+        cut = self.next_cut(request, lease.boundary)
+        outcome = self._cache.allocate(lease, cut)
+        if outcome is AllocateOutcome.FULL:
+            self._cache.release(lease)
+            return Verdict.FULL
+        self._begin(request, lease)
+        if outcome is AllocateOutcome.PENDING:
+            return Verdict.PENDING
+        request.planned = cut
+        return Verdict.STARTED
+
+    def _begin(self, request: Request, lease: Lease) -> None:
+        request.lease = lease
+        request.goal = len(request.tokens)
+        request.phase = Phase.PREFILL
+        request.load_patience = None
+        if request.receipt is None:
+            request.receipt = Receipt(lease.device_len, lease.host_len)
+
+    def _match(self, request: Request) -> Match:
+        """What the cache has for it; nothing (one token matches nothing) if it does not publish."""
+        key = request.key() if request.publish else request.key()[:TOKEN_BYTES]
+        return self._cache.match(key, request.namespace)
+
+    def _waits_for_load(self, request: Request, match: Match) -> bool:
+        """Whether another request's load-back of this prefix is worth waiting for; bounded."""
+        if not match.loading or request.device_only:
+            return False
+        now = self._clock()
+        if request.load_patience is None:
+            request.load_patience = now + LOAD_PATIENCE_S
+        return now < request.load_patience
+
+    def _waits_for_prefill(self, request: Request, match: Match) -> bool:
+        """Whether a request in prefill will publish at least a page more of this prefix.
+
+        Where checkpoints matter the other one is asked to take one where the two part; when its
+        next chunk already runs past that point there is nothing to wait for.
+        """
+        if not request.publish:
+            return False
+        reach = _reusable(request, match)
+        for leader in self._prefilling.values():
+            until = self._shared_until(request, leader, reach)
+            if not until or leader.length >= until:
+                continue
+            if self._cuts.checkpoints:
+                if leader.planned is not None and leader.planned > until:
+                    continue
+                leader.hints.add(until)
+            self._counters.sharing_waits += not request.shared
+            request.shared = True
+            return True
+        return False
+
+    def _branches_of_waiting(self, request: Request, boundary: int) -> set[int]:
+        """Where requests that wait part from this one: they will need a checkpoint there."""
+        if not (self._cuts.checkpoints and request.publish):
+            return set()
+        parts = (
+            self._shared_until(other, request, boundary)
+            for other in self._queue.nearest()
+            if other is not request
+        )
+        return {until for until in parts if until}
+
+    def _shared_until(self, request: Request, leader: Request, start: int) -> int:
+        """Last boundary `request` can take from `leader`, at least a page past `start`; or 0."""
+        if not (request.publish and leader.publish):
+            return 0
+        page = self._cuts.page_size
+        common = min(common_tokens(request, leader, start, page), len(request.tokens) - 1)
+        until = self._cuts.floor(common)
+        return until if until >= start + page else 0
+
+
+def _reusable(request: Request, match: Match) -> int:
+    return match.device_boundary if request.device_only else match.boundary

@@ -1,0 +1,141 @@
+"""`check` can fail: each kind of damage to a tree is found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from banyan.tree import Node, Tier
+from banyan.tree.node import Claim
+from tests.tree.plant import Plant
+
+
+def seq(n: int) -> list[int]:
+    return list(range(n))
+
+
+class Op:
+    """An operation that knows of no claims."""
+
+    claims: list[Claim] = []  # noqa: RUF012
+
+
+def planted() -> tuple[Plant, list[Node]]:
+    """Three nodes in a row, on both tiers, the first 16 tokens locked."""
+    plant = Plant("full+window+state")
+    for n in (8, 16, 24):
+        plant.insert(seq(n), start=n - 8, states=[n])
+    plant.mirror(seq(24))
+    plant.lock("reader", seq(16))
+    plant.check()
+    return plant, sorted(plant.nodes(), key=lambda n: n.end)
+
+
+def edge_not_whole_pages(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].edge = nodes[2].edge[:-4]
+
+
+def positions_disagree(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].end += 4
+
+
+def filed_under_another_page(plant: Plant, nodes: list[Node]) -> None:
+    children = nodes[1].children
+    children[b"another first page"] = children.pop(nodes[2].edge[:16])
+
+
+def foreign_claim(plant: Plant, nodes: list[Node]) -> None:
+    slots = np.array([0], np.int32)
+    nodes[2].claims = [Claim(Op(), nodes[2], 0, Tier.DEVICE, slots, slots)]
+
+
+def nothing_on_any_tier(plant: Plant, nodes: list[Node]) -> None:
+    for tier in Tier:
+        nodes[2].on[tier].slots[0] = None
+
+
+def hole_on_device(plant: Plant, nodes: list[Node]) -> None:
+    nodes[0].on[Tier.DEVICE].slots[0] = None
+
+
+def hole_on_host(plant: Plant, nodes: list[Node]) -> None:
+    nodes[1].on[Tier.HOST].slots[0] = None
+
+
+def kids_miscounted(plant: Plant, nodes: list[Node]) -> None:
+    nodes[0].on[Tier.HOST].kids += 1
+
+
+def tombstone_locked(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].on[Tier.DEVICE].slots[1] = None
+    nodes[2].on[Tier.DEVICE].locks[1] = 1
+
+
+def too_few_slots(plant: Plant, nodes: list[Node]) -> None:
+    slots = nodes[2].on[Tier.DEVICE].slots
+    assert slots[0] is not None
+    slots[0] = slots[0][:1]
+
+
+def window_without_full(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].on[Tier.DEVICE].slots[0] = None
+    nodes[1].on[Tier.DEVICE].kids -= 1
+
+
+def totals_off(plant: Plant, nodes: list[Node]) -> None:
+    plant.tree.host.evictable[1] -= 1
+
+
+def victim_not_queued(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].on[Tier.DEVICE].queued[0] = None
+
+
+def queued_too_late(plant: Plant, nodes: list[Node]) -> None:
+    nodes[2].on[Tier.HOST].queued[2] = 10**6
+
+
+def held_and_gone(plant: Plant, nodes: list[Node]) -> None:
+    nodes[1].on[Tier.DEVICE].slots[2] = None
+
+
+def lock_too_many(plant: Plant, nodes: list[Node]) -> None:
+    nodes[1].on[Tier.DEVICE].locks[0] += 1
+
+
+def lock_too_few(plant: Plant, nodes: list[Node]) -> None:
+    plant.tree.device.unlock(nodes[1], 1)
+
+
+def lock_never_released(plant: Plant, nodes: list[Node]) -> None:
+    del plant.held["reader"]
+
+
+DAMAGE: list[tuple[Callable[[Plant, list[Node]], None], str]] = [
+    (edge_not_whole_pages, "T1"),
+    (positions_disagree, "INV-14"),
+    (filed_under_another_page, "T1"),
+    (foreign_claim, "INV-09"),
+    (nothing_on_any_tier, "T3"),
+    (hole_on_device, "T2/INV-08"),
+    (hole_on_host, "T2/INV-08"),
+    (kids_miscounted, "kids"),
+    (tombstone_locked, "INV-06"),
+    (too_few_slots, "1 full slots for 2"),
+    (window_without_full, "T4"),
+    (totals_off, "INV-01"),
+    (victim_not_queued, "queued as None"),
+    (queued_too_late, "queued as 1000000"),
+    (held_and_gone, "INV-04"),
+    (lock_too_many, "INV-03"),
+    (lock_too_few, "INV-03"),
+    (lock_never_released, "INV-03"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGE, ids=[d.__name__ for d, _ in DAMAGE])
+def test_damage_is_found_and_named(damage: Callable[[Plant, list[Node]], None], named: str) -> None:
+    plant, nodes = planted()
+    damage(plant, nodes)
+    assert any(named in finding for finding in plant.findings()), plant.findings()
