@@ -52,7 +52,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     evict_policy: EvictPolicyName = "lru"
     """Which cached data goes first."""
     chunk: int = 512
-    """Most prompt tokens computed in one step; a multiple of --page-size."""
+    """Most prompt tokens computed in one step; a multiple of --page-size, or less than one page."""
     state_interval: int | None = None
     """Tokens between kept states of a long prompt; without it only where prompts branch and end."""
     max_running: int = 16
@@ -282,11 +282,7 @@ def _range_fix(options: ServeOptions, name: str, least: int) -> str:
 
 def _check_pages(options: ServeOptions) -> None:
     page, chunk, interval = options.page_size, options.chunk, options.state_interval
-    if chunk < page:
-        raise ConfigError(
-            "--chunk", f"{chunk} is less than one page of {page} tokens", f"Write --chunk {page}"
-        )
-    if chunk % page:
+    if chunk > page and chunk % page:
         raise ConfigError(
             "--chunk",
             f"{chunk} is not a multiple of --page-size {page}",

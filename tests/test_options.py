@@ -60,7 +60,6 @@ def refusal(config: Path | None = None, **values: Any) -> ConfigError:
         ({"write_policy": "none", **HOST}, "--write-policy", "writes nothing to the host tier"),
         ({"evict_policy": "lrru"}, "--evict-policy", "Did you mean 'lru'?"),
         ({"evict_policy": "zzz"}, "--evict-policy", "Known: lru, lfu, slru, fifo, priority"),
-        ({"chunk": 8}, "--chunk", "less than one page of 16"),
         ({"chunk": 500}, "--chunk", "Write --chunk 496 or --chunk 512"),
         ({"chunk": 0, "page_size": 1}, "--chunk", "smallest allowed, 1"),
         ({"state_interval": 0}, "--state-interval", "not positive"),

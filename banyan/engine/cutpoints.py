@@ -17,8 +17,9 @@ class CutPolicy:
     """The cut points of one engine.
 
     Args:
-        page_size: tokens per page; every cut but the last of a prompt is a multiple of it.
-        chunk: most tokens of one chunk; rounded down to whole pages, at least one page.
+        page_size: tokens per page. A chunk ends at a page boundary, or at the prompt's end, or
+            inside a page where it is smaller than one.
+        chunk: most tokens of one chunk.
         state_interval: None, or tokens between checkpoints of a long prompt; rounded up to pages.
         checkpoints: False where every boundary can be resumed at anyway (all data is `Full`): then
             chunks are cut by size alone.
@@ -45,19 +46,22 @@ class CutPolicy:
         """End of the chunk that starts at `start`: the earliest cut point beyond it.
 
         Args:
-            start: tokens already computed, a multiple of the page size, less than `stop`.
+            start: tokens already computed, less than `stop`.
             stop: length of the prompt (tokens).
             branch: where `Full` data of an earlier prompt leaves this one, or 0; a checkpoint there
                 is what the next prompt of that kind will need.
             hints: further positions worth a checkpoint.
 
         Returns:
-            Half-open end of the chunk; a multiple of the page size, or `stop`.
+            Half-open end of the chunk: no further than `chunk`, and at the last page boundary
+            within that, if there is one.
 
         Cost: O(hints).
         """
         page = self.page_size
-        cut = start + max(page, self.floor(self.chunk))
+        cut = start + self.chunk
+        if self.floor(cut) > start:
+            cut = self.floor(cut)
         if self.checkpoints:
             marks = [branch, stop - 1, *hints]
             if self.state_interval is not None:

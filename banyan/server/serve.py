@@ -202,7 +202,7 @@ class Server:
     async def _serve(
         self, client: EngineClient, encoder: PromptEncoder, listener: socket.socket
     ) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         app = create_app(client, encoder, ServerMetrics())
         config = uvicorn.Config(
             app,

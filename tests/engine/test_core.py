@@ -38,7 +38,7 @@ def drain(core: EngineCore) -> dict[str, list[Output]]:
     return outputs
 
 
-# ---- what is refused -------------------------------------------------------------------------------
+# ---- what is refused -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_an_open_name_and_a_full_queue_are_refused():
     core.submit(request(A[:9], "d"))
 
 
-# ---- what it answers -------------------------------------------------------------------------------
+# ---- what it answers -----------------------------------------------------------------------------
 
 
 def test_an_abort_is_said_with_the_next_step():
@@ -152,7 +152,7 @@ def test_close_ends_everything():
     assert not e.cache.leases and e.copies.closed
 
 
-# ---- a whole engine --------------------------------------------------------------------------------
+# ---- a whole engine ------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -190,7 +190,7 @@ def test_a_built_engine_answers_alike_from_nowhere_device_and_host(loaded: Loade
     core = build_core(options(loaded.name, verify="all"), loaded)
     bare = build_core(options(loaded.name, cache=False, host_bytes=None), loaded)
     stem = [(7 * i) % 250 for i in range(70)]
-    prompts = [stem + [i, 9, 4 * i] for i in range(3)]
+    prompts = [[*stem, i, 9, 4 * i] for i in range(3)]
     want = [tokens for tokens, _ in run(bare, prompts)]
     cold, device = run(core, prompts), run(core, prompts)
     core._cache.poll()

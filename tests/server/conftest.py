@@ -18,15 +18,13 @@ COMMAND = (sys.executable, str(HERE / "fake_serve.py"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def fake_core_in_children() -> Iterator[None]:
-    """Child processes find `fake_core`."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE), before)))
-    yield
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+def environment_of_children() -> Iterator[None]:
+    """Child processes find `fake_core`, and compute with one thread."""
+    with pytest.MonkeyPatch.context() as patch:
+        before = os.environ.get("PYTHONPATH")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(HERE), before))))
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
 
 
 def fake_server(*arguments: str, model: str = "fake") -> ServerProcess:

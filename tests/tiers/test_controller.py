@@ -85,7 +85,7 @@ def test_selective_copies_the_shared_part_only() -> None:
 
 
 def test_write_back_copies_what_is_about_to_go() -> None:
-    rig = Rig("full+window+state", device=[32, 16, 8], write_policy="write_back")
+    rig = Rig("full+window+state", device=[32, 20, 8], write_policy="write_back")
     rig.run(seq(65), chunk=16)
     assert kinds_of(rig) == [], "there is room"
     controller = rig.cache.controller
