@@ -8,7 +8,6 @@ import pytest
 from banyan.cache import AllocateOutcome
 from banyan.errors import InvariantError, LeaseError
 from banyan.lease import Lease
-from banyan.spec import Point
 from banyan.tree import Tier, encode_namespace, encode_tokens
 from tests.support.rig import KINDS, Rig
 
@@ -41,8 +40,9 @@ def index_of(rig: Rig, name: str) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("page", [1, 2, 4, 16])
-def test_a_returning_prompt_is_answered_from_device_and_then_from_host(kind: str, page: int) -> None:
-    rig = Rig(kind, page_size=page, device=_slots(kind, 160 // page), host=_slots(kind, 320 // page))
+def test_a_returning_prompt_is_answered_by_device_and_then_by_host(kind: str, page: int) -> None:
+    device, host = _slots(kind, 160 // page), _slots(kind, 320 // page)
+    rig = Rig(kind, page_size=page, device=device, host=host)
     n = 66
     last = (n - 1) // page * page
     cold = rig.run(seq(n))
@@ -464,8 +464,7 @@ def forget_a_lock(rig: Rig, lease: Lease) -> None:
 
 
 def lose_a_state(rig: Rig, lease: Lease) -> None:
-    (state,) = (t for t, c in zip(lease.tables, rig.spec.components, strict=True) if isinstance(c.reach, Point))
-    state.write = None  # type: ignore[union-attr]
+    lease.states(index_of(rig, "state")).write = None
 
 
 @pytest.mark.parametrize(

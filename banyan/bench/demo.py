@@ -195,7 +195,7 @@ class Verified:
 
 
 def _verified(stats: dict[str, Any]) -> Verified:
-    copies = stats["copies"].values()
+    copies = stats["cache"]["copies"].values()
     return Verified(*(sum(c[what] for c in copies) for what in ("verified", "mismatched")))
 
 

@@ -91,14 +91,12 @@ class Admission:
         if outcome is AllocateOutcome.FULL:
             self._cache.release(lease)
             return Verdict.FULL
-        self._begin(request, lease)
-        if outcome is AllocateOutcome.PENDING:
-            return Verdict.PENDING
-        request.planned = cut
-        return Verdict.STARTED
+        granted = outcome is AllocateOutcome.OK
+        self._begin(request, lease, cut if granted else None)
+        return Verdict.STARTED if granted else Verdict.PENDING
 
-    def _begin(self, request: Request, lease: Lease) -> None:
-        request.lease = lease
+    def _begin(self, request: Request, lease: Lease, planned: int | None) -> None:
+        request.lease, request.planned = lease, planned
         request.goal = len(request.tokens)
         request.phase = Phase.PREFILL
         request.load_patience = None

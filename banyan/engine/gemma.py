@@ -33,10 +33,8 @@ CHAT_TEMPLATE = (
     "{%- if add_generation_prompt -%}{{ '### Answer\n\n' }}{%- endif -%}"
 )
 """The package holds the pretrained model, which carries no template and never saw Gemma's turn
-tokens (after them it repeats the question); this plain form it completes with an answer."""
-
-CHAT_STOP = "\n\n### "
-"""What to stop a chat answer at: the model would go on with the next question."""
+tokens (after them it repeats the question); this plain form it completes with an answer, and then
+goes on with the next question: stop a chat at "\\n\\n### "."""
 
 
 def prepare_gemma(target: str | Path, report: Report = print) -> Path:

@@ -203,7 +203,7 @@ class Roster:
         """Release the lease, if there is one."""
         self.prefilling.pop(request.arrival, None)
         self.decoding.pop(request.arrival, None)
-        request.planned, request.stepping = None, False
+        request.stepping = False
         if request.lease is not None:
             self._cache.release(request.lease)
             request.lease = None

@@ -161,10 +161,8 @@ class Scheduler:
         its load-back runs behind this step's forward while later requests can still wait."""
         if self.roster.running >= self.options.max_running:
             return False
-        chunk = self._cuts.chunk
-        return (
-            sum(min(chunk, r.goal - r.length) for r in self.roster.prefilling.values()) < 2 * chunk
-        )
+        chunk, prefilling = self._cuts.chunk, self.roster.prefilling.values()
+        return sum(min(chunk, r.goal - r.length) for r in prefilling) < 2 * chunk
 
     def _admit(self) -> None:
         roster = self.roster
@@ -246,7 +244,6 @@ class Scheduler:
             return
         for request in group:
             assert request.lease is not None
-            request.stepping = False
             self._cache.advance(request.lease, request.lease.length + 1)
         self._sample(group, logits)
 

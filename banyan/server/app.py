@@ -105,9 +105,8 @@ class Operator:
         return Response(self._metrics.render(stats), headers={"content-type": _METRICS_TYPE})
 
     async def stats(self, request: Request) -> Response:
-        """The cache's counters and gauges, and beside them the engine's as `engine`."""
-        stats = (await self._client.command("stats")).body
-        return json_response({**stats.pop("cache"), **stats})
+        """Counters and gauges: of the cache as `cache`, of requests as `engine`."""
+        return _reply(await self._client.command("stats"))
 
     async def flush(self, request: Request) -> Response:
         """Drop all cached content that no request holds."""

@@ -20,6 +20,7 @@ import uvicorn
 from prometheus_client import disable_created_metrics
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from banyan.engine.wire import DEFAULT_BUILD
@@ -190,9 +191,9 @@ class Server:
 
     async def _start(self, client: EngineClient) -> PromptEncoder:
         """Load the engine and the tokenizer, both at once, showing what happens."""
-        with self._console.status(f"starting {self._options.model}") as status:
+        with self._console.status(f"starting {escape(self._options.model)}") as status:
             tokenizer = in_daemon_thread(self._load_tokenizer)
-            await client.start(status.update)
+            await client.start(lambda text: status.update(escape(text)))
             return PromptEncoder(await tokenizer, int(client.info["vocab_size"]))
 
     def _load_tokenizer(self) -> Any:
@@ -218,7 +219,7 @@ class Server:
 
     def _announce(self, client: EngineClient, listener: socket.socket) -> None:
         self._console.print(size_table(client.info["size_rows"]))
-        model = client.info["model"]
+        model = escape(client.info["model"])
         line = f"[bold]{model}[/bold] answers at [bold]{url_of(listener)}[/bold]/v1"
         self._console.print(line, soft_wrap=True, highlight=False)
 

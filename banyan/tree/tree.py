@@ -79,9 +79,7 @@ class Tree:
         key = self.policy.key
         self.device = TierIndex(Tier.DEVICE, self.width, key)
         # A host copy of data that is also on device is the first to go.
-        self.host = TierIndex(
-            Tier.HOST, self.width, lambda n: (n.on[0].slots[0] is None, key(n))
-        )
+        self.host = TierIndex(Tier.HOST, self.width, lambda n: (n.on[0].slots[0] is None, key(n)))
         self.index = (self.device, self.host)
 
     # ---- reading ---------------------------------------------------------------------------------

@@ -24,6 +24,18 @@ def test_the_second_of_two_requests_with_one_prefix_waits_for_the_first(kind: st
     assert e.scheduler.counters.sharing_waits == 1
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_come_together_share_even_one_long_chunk(kind: str):
+    """The first one's only chunk would run past the point where the others part from it."""
+    e = ToyEngine(kind, chunk=64)
+    prompts = [A[:40] + B[9 * i : 9 * i + 6] for i in range(3)]
+    for prompt in prompts:
+        e.submit(prompt, 3)
+    e.run()
+    assert [e.tokens(f"r{i}") for i in range(3)] == [answer(p, 3) for p in prompts]
+    assert [e.last(f"r{i}").usage.device for i in range(3)] == [0, 40, 40]
+
+
 def test_a_request_that_comes_later_asks_the_one_in_prefill_for_a_checkpoint():
     e = ToyEngine("full+state", chunk=8)
     e.submit(A[:60], 3)
@@ -264,3 +276,27 @@ def test_c061_a_checkpoint_without_a_slot_is_skipped_and_counted():
     assert [e.tokens(f"r{i}") for i in range(2)] == [answer(p, 12) for p in prompts]
     assert e.cache.stats()["counts"]["checkpoints_skipped"] > 0
     e.assert_idle()
+
+
+def test_what_runs_finds_its_slots_before_anything_is_admitted():
+    e = ToyEngine(device=[5], chunk=64)
+    e.submit(B[:16], 4, name="runs")
+    e.step()
+    e.submit([7, 7, 7], 1, name="later")  # the one free page would do for it
+    e.run()
+    assert e.scheduler.counters.retractions == 0
+    assert e.tokens("runs") == answer(B[:16], 4) and e.tokens("later") == answer([7, 7, 7], 1)
+
+
+def test_nothing_is_admitted_while_a_running_request_waits_for_slots():
+    e = ToyEngine(device=[8], host=[64], write_policy="write_back", auto_copy=False, chunk=64)
+    e.ask(A[:24], 1)
+    e.submit(B[:24], 2, name="first")
+    e.step()
+    e.submit([7, 7, 7], 9, name="later")  # there is a free page, but not enough for both
+    for _ in range(3):
+        e.step()
+    assert [r.request_id for r in e.roster.holders()] == ["first"]
+    e.auto_copy = True
+    e.run()
+    assert e.tokens("first") == answer(B[:24], 2) and e.tokens("later") == answer([7, 7, 7], 9)

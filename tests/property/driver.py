@@ -1,87 +1,43 @@
-"""Drives a `Rig` by random operations and judges every step by the reference, bytes and `check()`.
+"""Drives a `Rig` by operations that take plain numbers, and has every step judged.
 
-Each operation is a method that takes plain numbers, so that a seeded loop and a Hypothesis state
-machine can both choose them. After every one: what appeared or vanished must be what the operation
-may do, all new bytes must be those of their prefix, matches must equal the reference's, and every
-invariant must hold.
+A seeded loop and a Hypothesis state machine both choose them. Here is what each operation may
+take away from the cache; `Judge` knows what may appear in it.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from banyan.cache import AllocateOutcome
 from banyan.errors import CopyError
-from banyan.lease import Lease
-from banyan.spec import Point, Window
-from banyan.tiers.ops import CopyDone
-from banyan.tree import Tier, decode_tokens, encode_namespace, encode_tokens
-from tests.support.reference import TOKEN, Held, Mismatch, Place, Reference, survey
-from tests.support.rig import Rig, WrongBytes, mixed, prefix_hashes, toy_spec
+from banyan.spec import Window
+from banyan.tree import Tier, encode_namespace, encode_tokens
+from tests.property.judge import Judge, Running
+from tests.support.reference import TOKEN, Held, Mismatch, survey
+from tests.support.rig import Rig
 
 SPACES = ("", "other")
 MAX_RUNNING = 3
-WRITE_POLICIES = ("write_through", "write_back", "write_through_selective", "write_through", "none")
 
 
-@lru_cache(maxsize=8192)
-def hashes_of(prefix: bytes) -> np.ndarray:
-    """`prefix_hashes` of a key."""
-    return prefix_hashes(decode_tokens(prefix))
-
-
-@dataclass(eq=False)
-class Running:
-    """A request: its lease, its tokens, the position of the state it keeps."""
-
-    lease: Lease
-    tokens: list[int]
-    namespace: bytes
-    kept: int | None = None
-
-
-class Driver:
-    """One cache under test.
+class Driver(Judge):
+    """One cache under operations.
 
     Args:
-        rig: whose cache is driven.
-        source: chooses tokens and keys to ask for.
+        rig, source: as `Judge`.
+
+    Attributes:
+        hits: tokens reused, by tier.
     """
 
     def __init__(self, rig: Rig, source: random.Random) -> None:
-        self.rig, self.cache, self.source = rig, rig.cache, source
-        self.page = rig.page_size
-        self.width = len(rig.spec.components)
-        self.points = [
-            c for c, x in enumerate(rig.spec.components) if isinstance(x.reach, Point)
-        ]
-        self.reference = Reference(rig.spec)
-        self.running: list[Running] = []
-        self.streams = [[source.randrange(3) for _ in range(60)] for _ in range(2)]
+        super().__init__(rig, source)
         self.hits = {"device": 0, "host": 0}
-        self._completions: list[CopyDone] = []
-        self._listen()
-
-    def _listen(self) -> None:
-        """Hear what the engine reports, as the cache hears it."""
-        real = self.rig.engine.poll
-
-        def poll() -> list[CopyDone]:
-            done = real()
-            for one in done:
-                self.reference.transfers[one.op_id].ok = one.ok
-            return done
-
-        self.rig.engine.poll = poll  # type: ignore[method-assign]
 
     # ---- operations ------------------------------------------------------------------------------
 
     def begin(self, stream: int, shared: int, extra: int, flags: int) -> None:
-        """Match and acquire for a new request of `shared` tokens of a stream and some of its own."""
+        """A new request of `shared` tokens of a stream and some of its own."""
         if len(self.running) >= MAX_RUNNING:
             return
         tokens = self.streams[stream % len(self.streams)][: shared % 61]
@@ -104,7 +60,7 @@ class Driver:
         op = lease.loading.op_id if lease.loading is not None else None
         self.reference.borrow(lease, key, namespace, lease.boundary, op)
         self.running.append(Running(lease, tokens, namespace))
-        self._judge()
+        self.judge()
 
     def compute(self, which: int, count: int) -> None:
         """One forward pass over up to `count` tokens, decoding where the prompt is used up."""
@@ -126,7 +82,7 @@ class Driver:
                     request.kept = stop
         except CopyError:
             self._drop(request)
-        self._judge()
+        self.judge()
 
     def _allocate(self, request: Running, stop: int) -> AllocateOutcome:
         lease = request.lease
@@ -191,17 +147,17 @@ class Driver:
             self.cache.commit(lease, key)
         except CopyError:
             self._drop(request)
-            return self._judge()
+            return self.judge()
         moves = stop > borrower.published or bool(state)
         if lease.loading is not None or not lease.publish or not borrower.settled or not moves:
-            return self._judge()
+            return self.judge()
         taken = any(place not in before[0][c] for c in self.points for place in offered[0][c])
         if request.kept is not None and state:
             current, request.kept = request.kept == lease.length, None
         else:
             current = False
         self.reference.move(lease, key, stop, reads_state=current and taken)
-        self._judge(offered)
+        self.judge(offered)
         for c in range(self.width):
             missing = offered[0][c].keys() - self.reference.held[0][c].keys()
             if missing:
@@ -234,7 +190,7 @@ class Driver:
             self._drop(self.running[which % len(self.running)])
             if survey(self.cache.tree) != before:
                 raise Mismatch("a release changed what is cached")
-            self._judge()
+            self.judge()
 
     def _drop(self, request: Running) -> None:
         self.running.remove(request)
@@ -246,10 +202,11 @@ class Driver:
         pending = self.rig.engine.pending
         if pending:
             before = survey(self.cache.tree)
-            self.rig.engine.finish(pending[which % len(pending)], ok=ok, reason="" if ok else "lost")
+            op_id = pending[which % len(pending)]
+            self.rig.engine.finish(op_id, ok=ok, reason="" if ok else "lost")
             if survey(self.cache.tree) != before:
                 raise Mismatch("a completion showed before it was polled")
-            self._judge()
+            self.judge()
 
     def start(self, which: int) -> None:
         """One running copy passes the point where it can be cancelled."""
@@ -264,7 +221,7 @@ class Driver:
     def poll(self) -> None:
         """A scheduler step."""
         self.cache.poll()
-        self._judge()
+        self.judge()
 
     def wait(self, seconds: int) -> None:
         """Time passes; what is overdue is given up at the next poll."""
@@ -272,7 +229,7 @@ class Driver:
         self.poll()
 
     def evict(self, tier: int, percents: list[int]) -> None:
-        """Somebody takes a part of what can be had, by component (over 100: too much), and leaves."""
+        """Somebody takes a part of what can be had (over 100: too much), and leaves."""
         controller, which = self.cache.controller, Tier(tier % 2)
         free = [pool.free_count for pool in controller.allocators[which]]
         evictable = self.cache.tree.index[which].evictable
@@ -284,7 +241,7 @@ class Driver:
         if which is Tier.DEVICE and self.rig.write_policy != "write_back" and not leftovers:
             short = [max(0, n - f) for n, f in zip(asked, free, strict=True)]
             self._lost_any(before, short if isinstance(slots, list) else [0] * self.width)
-        self._judge()
+        self.judge()
 
     def _lost_any(self, before: Held, short: list[int]) -> None:
         now = survey(self.cache.tree)
@@ -299,85 +256,7 @@ class Driver:
         self.reference.flush()
         if any(part for tier in survey(self.cache.tree) for part in tier):
             raise Mismatch("something is matchable after a flush")
-        self._judge()
-
-    # ---- judgement -------------------------------------------------------------------------------
-
-    def _judge(self, offered: Held | None = None) -> None:
-        now = survey(self.cache.tree)
-        for request in self.running:
-            if request.lease.broken:
-                self.reference.borrowers[request.lease].settled = False
-        self.reference.note_jobs(self.rig.engine.submitted, now)
-        nothing: Held = ([{} for _ in range(self.width)], [{} for _ in range(self.width)])
-        operations = set(self.cache.controller.operations)
-        fresh = self.reference.follow(now, offered or nothing, operations)
-        for tier in Tier:
-            for c in range(self.width):
-                for place, slot in fresh[tier][c].items():
-                    self._compare_bytes(tier, c, place, slot)
-        self._minimal_protection()
-        self._compare_matches()
-        self.rig.check()
-
-    def _compare_bytes(self, tier: Tier, component: int, place: Place, slot: int) -> None:
-        """The record in `slot` is that of the prefix."""
-        stack = self.rig.stack
-        if tier is Tier.DEVICE:
-            record = stack.device[component].read_records(np.array([slot], np.int32))[0]
-        else:
-            record = stack.host[component].data[slot].numpy()
-        hashes = hashes_of(place[1])
-        if component not in self.points:
-            hashes = hashes[-self.page :]
-        else:
-            hashes = hashes[-1:]
-        for layer, name, offset, nbytes in stack.device[component].layout.entries:
-            width = nbytes // 4 // len(hashes)
-            want = mixed(hashes, component, layer, name, width).tobytes()
-            if record[offset : offset + nbytes].tobytes() != want:
-                where = f"{tier.name} slot {slot} of component {component}, {layer}/{name}"
-                raise WrongBytes(f"{where} is not of {decode_tokens(place[1])}")
-
-    def _minimal_protection(self) -> None:
-        """INV-05: with no transfer running, locks cover what requests need and nothing else."""
-        if self.cache.controller.operations or self.cache.tree.detached:
-            return
-        wanted: list[set[Place]] = [set() for _ in range(self.width)]
-        for borrower in self.reference.borrowers.values():
-            if borrower.settled:
-                for c in range(self.width):
-                    for end in self.reference.needed(c, borrower.published):
-                        wanted[c].add((borrower.namespace, borrower.key[: end * TOKEN]))
-        for c in range(self.width):
-            if self.cache.tree.device.protected[c] > len(wanted[c]):
-                raise Mismatch(
-                    f"{self.cache.tree.device.protected[c]} slots of component {c} are locked "
-                    f"where {len(wanted[c])} are needed"
-                )
-        if any(self.cache.tree.host.protected):
-            raise Mismatch(f"host data is locked by nobody: {self.cache.tree.host.protected}")
-
-    def _compare_matches(self) -> None:
-        """A few keys of every kind: running requests', and prefixes of streams with some change."""
-        keys = [(encode_tokens(r.tokens), r.namespace) for r in self.running[-2:]]
-        for _ in range(3):
-            tokens = list(self.source.choice(self.streams))
-            at = self.source.randrange(len(tokens) + 1)
-            keys.append((encode_tokens(tokens[:at] + [7] * self.source.randrange(4)), b""))
-        held = [place for part in (*self.reference.held[0], *self.reference.held[1])[:3] for place in part]
-        if held:
-            namespace, key = self.source.choice(held)
-            keys.append((key + encode_tokens([0]), namespace))
-        before = (self.cache.tree.epoch, self.cache.tree.tick)
-        for key, namespace in keys:
-            match = self.cache.match(key, namespace)
-            got = (match.device_boundary, match.boundary, match.full_len)
-            want = self.reference.answer(key, namespace)
-            if got != want:
-                raise Mismatch(f"match of {decode_tokens(key)}: {got}, the reference says {want}")
-        if before != (self.cache.tree.epoch, self.cache.tree.tick):
-            raise Mismatch("a match changed the tree")
+        self.judge()
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -402,58 +281,3 @@ class Driver:
 
 def _space(name: str) -> bytes:
     return encode_namespace([("salt", name)]) if name else b""
-
-
-def random_step(driver: Driver, r: random.Random) -> None:
-    """One operation chosen by `r`, weighted towards what requests do."""
-    match r.choices(
-        ("begin", "compute", "commit", "release", "finish", "poll", "start", "evict", "rare"),
-        (14, 34, 16, 6, 14, 10, 0.5, 5, 0.5),
-    )[0]:
-        case "begin":
-            driver.begin(r.randrange(2), r.randrange(61), r.randrange(20), r.randrange(512))
-        case "compute":
-            driver.compute(r.randrange(8), r.randrange(16))
-        case "commit":
-            driver.commit(r.randrange(8))
-        case "release":
-            driver.release(r.randrange(8))
-        case "finish":
-            driver.finish(r.randrange(8), r.random() < 0.9)
-        case "poll":
-            driver.poll()
-        case "start":
-            driver.start(r.randrange(8))
-        case "evict":
-            percents = [r.choice((0, 50, 100, 100, 101)) for _ in range(driver.width)]
-            driver.evict(int(r.random() < 0.2), percents)
-        case _:
-            r.choice((driver.flush, lambda: driver.wait(40), lambda: driver.hold(r.random() < 0.3)))()
-
-
-def episode(kind: str, seed: int, operations: int) -> Driver:
-    """A cache of random configuration under `operations` random operations, to the end."""
-    r = random.Random(f"{kind}/{seed}")
-    page_size = r.choice((1, 2, 4))
-    room = r.choice((1, 2))
-    sizes = {"full": 160 * room // page_size, "window": 96 * room // page_size, "state": 6 * room}
-    device = [sizes[c.name] for c in toy_spec(kind).components]
-    rig = Rig(
-        kind=kind,
-        page_size=page_size,
-        window=r.choice((3, 8, 9)),
-        device=device,
-        host=[n * r.choice((1, 2)) for n in device],
-        write_policy=WRITE_POLICIES[seed % len(WRITE_POLICIES)],
-        evict_policy=r.choice(("lru", "lfu", "slru", "fifo", "priority")),
-        verify=r.random() < 0.3,
-    )
-    driver = Driver(rig, r)
-    for step in range(operations):
-        try:
-            random_step(driver, r)
-        except Exception as error:
-            error.add_note(f"{kind}, seed {seed}, step {step}, {rig.write_policy}")
-            raise
-    driver.drain()
-    return driver

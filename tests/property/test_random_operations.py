@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.property.driver import episode
+from tests.property.episodes import episode
 from tests.support.rig import KINDS
 
 EPISODE = 500

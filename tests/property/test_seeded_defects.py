@@ -16,7 +16,7 @@ from banyan.spec import Point, Window
 from banyan.tiers.controller import Controller
 from banyan.tree import Node, Offer, Tier, Tree, match
 from banyan.tree.tier_index import TierIndex
-from tests.property.driver import episode
+from tests.property.episodes import episode
 
 CAUGHT = (AssertionError, InvariantError, PoolError)
 EPISODES, OPERATIONS = 6, 400
@@ -114,9 +114,9 @@ def state_left_with_upper_half(patch: Patch) -> None:
         upper = real(self, node, at)
         for c, component in enumerate(self.spec.components):
             here = node.on[Tier.DEVICE]
-            if isinstance(component.reach, Point) and here.slots[c] is not None:
-                if not here.locks[c]:
-                    self.device.add(upper, c, self.device.remove(node, c))
+            moves = isinstance(component.reach, Point) and not here.locks[c]
+            if moves and here.slots[c] is not None:
+                self.device.add(upper, c, self.device.remove(node, c))
         return upper
 
     patch.setattr(Tree, "split", split)

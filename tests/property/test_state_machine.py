@@ -54,7 +54,10 @@ def machine(kind: str) -> type[RuleBasedStateMachine]:
         def start(self, which: int) -> None:
             self.driver.start(which)
 
-        @rule(tier=st.sampled_from((0, 0, 1)), percents=st.lists(st.sampled_from((0, 50, 100, 101)), min_size=3, max_size=3))
+        @rule(
+            tier=st.sampled_from((0, 0, 1)),
+            percents=st.lists(st.sampled_from((0, 50, 100, 101)), min_size=3, max_size=3),
+        )
         def evict(self, tier: int, percents: list[int]) -> None:
             self.driver.evict(tier, percents)
 

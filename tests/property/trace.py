@@ -1,6 +1,6 @@
 """Prints what a seeded run did, for comparison between processes.
 
-    python -m tests.property.trace tree|cache
+python -m tests.property.trace tree|cache
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ def tree_log(seed: int) -> list[str]:
 
 def cache_log(seed: int) -> list[str]:
     """Every copy submitted, the counters and the tree after a random episode over the façade."""
-    from tests.property.driver import episode
+    from tests.property.episodes import episode
 
     driver = episode("full+window+state", seed, 300)
-    log = [
-        repr((job.op_id, job.kind, [(b.component, b.src.tolist(), b.dst.tolist()) for b in job.blocks]))
-        for job in driver.rig.engine.submitted
-    ]
+    log = []
+    for job in driver.rig.engine.submitted:
+        blocks = [(b.component, b.src.tolist(), b.dst.tolist()) for b in job.blocks]
+        log.append(repr((job.op_id, job.kind, blocks)))
     return [*log, repr(driver.cache.stats()), repr(driver.hits)]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import fake_server, wait_for
+from server_rig import fake_server, wait_for
 
 from banyan.server.launch import ServerProcess
 

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
-from conftest import is_alive, wait_for
 from fake_core import FakeCore
+from server_rig import is_alive, wait_for
 
 from banyan.engine.messages import AbortRequest, Command, GenerateRequest, Output, Reply, Sampling
 from banyan.engine.process import EXIT_BAD_OPTION, EXIT_FAILED, EXIT_OK, EXIT_ORPHAN, EngineLoop

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from conftest import COMMAND, fake_server, is_alive, wait_for
+from server_rig import COMMAND, fake_server, is_alive, wait_for
 
 from banyan.server.launch import ServerProcess, ServerStartError
 

@@ -139,9 +139,10 @@ class Reference:
         every = tuple(reversed(range(len(self.spec.components))))  # the rarest first
 
         def best(components: Iterable[int], tiers: tuple[Tier, ...]) -> int:
-            return next(
-                b for b in candidates if all(self.covered(prefixes, c, b, tiers) for c in components)
-            )
+            for b in candidates:
+                if all(self.covered(prefixes, c, b, tiers) for c in components):
+                    return b
+            return 0
 
         return best(every, device), best(every, both), best((0,), both)
 
@@ -187,7 +188,7 @@ class Reference:
                 owner = {slot: place for place, slot in now[source][block.component].items()}
                 for src, dst in zip(block.src.tolist(), block.dst.tolist(), strict=True):
                     if src not in owner:
-                        raise Mismatch(f"{job.kind} {job.op_id} reads slot {src}, which no page has")
+                        raise Mismatch(f"{job.kind} {job.op_id} reads slot {src}: whose is it?")
                     places[block.component][owner[src]] = dst
             self.transfers[job.op_id] = Transfer(job.kind, places)
         self._seen_jobs = len(jobs)

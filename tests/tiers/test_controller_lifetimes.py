@@ -325,12 +325,12 @@ def test_closing_ends_what_runs() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("order", ["fifo", "reverse", random.Random(5)], ids=["fifo", "reverse", "random"])
-def test_the_order_of_completion_makes_no_difference(kind: str, order: str | random.Random) -> None:
+@pytest.mark.parametrize("order", ["fifo", "reverse", "random"])
+def test_the_order_of_completion_makes_no_difference(kind: str, order: str) -> None:
     rig = Rig(kind)
     for stream in (1, 2, 3):
         rig.run([*seq(8), *seq(9, 10 + stream)], settle=False)
-    rig.engine.finish_all(order)
+    rig.engine.finish_all(random.Random(5) if order == "random" else order)
     rig.cache.poll()
     rig.check()
     assert not rig.cache.controller.operations

@@ -90,8 +90,10 @@ def test_each_component_bounds_the_hit() -> None:
     assert answers(plant, seq(16)) == (0, 0, 12)
 
 
-@pytest.mark.parametrize(("window", "pages"), [(2, 1), (4, 1), (5, 1), (6, 2), (8, 2), (9, 2), (10, 3)])
-def test_a_window_needs_the_pages_of_the_tokens_before_the_next_one(window: int, pages: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "pages"), [(2, 1), (4, 1), (5, 1), (6, 2), (8, 2), (9, 2), (10, 3)]
+)
+def test_a_window_needs_the_pages_before_the_next_token(window: int, pages: int) -> None:
     spec = CacheSpec((Component("full", Full()), Component("window", Window(window))), 4)
     assert coverage_of(spec).windows == ((1, 4 * pages),)
     for have in range(5):

@@ -92,7 +92,10 @@ def test_a_claim_divides_with_its_node() -> None:
     op = Op()
     src, dst = plant.fresh(0, 6), plant.fresh(0, 6)
     one = np.array([3], np.int32)
-    op.claims = [Claim(op, node, 0, Tier.DEVICE, src, dst), Claim(op, node, 2, Tier.DEVICE, one, one)]
+    op.claims = [
+        Claim(op, node, 0, Tier.DEVICE, src, dst),
+        Claim(op, node, 2, Tier.DEVICE, one, one),
+    ]
     node.claims = list(op.claims)
     upper = plant.tree.split(node, 8)
     assert len(op.claims) == 3 and len(node.claims) == 2
