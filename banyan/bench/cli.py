@@ -96,9 +96,9 @@ Json = Annotated[
 ]
 Png = Annotated[Path | None, typer.Option(help="Draw the picture here.", rich_help_panel=_RESULT)]
 
-CONCURRENCY = 4
-"""Requests on their way at a time by default: enough to batch, few enough that TTFT is not mostly
-queueing."""
+CONCURRENCY = 2
+"""Requests on their way at a time by default: what is on its way fits a device pool of two groups
+even when all belong to different ones, and TTFT is not mostly queueing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,9 @@ from banyan.options import ServeOptions, flag, load_options, suggestion
 from banyan.pools.sizing import plan_sizes
 from banyan.spec import CacheSpec
 
-HOST_RATIO = 8.0
-"""Host tier of a started server, as a multiple of its device pools, when no option sizes it."""
+HOST_RATIO = 16.0
+"""Host tier of a started server, as a multiple of its device pools, when no option sizes it: enough
+for every state of eight groups where the device pools hold two."""
 
 _HOST_FIELDS = ("host_bytes", "host_ratio", "write_policy", "verify", "load_back_threshold")
 _OWN_FIELDS = ("model", "host", "port")

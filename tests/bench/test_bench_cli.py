@@ -57,7 +57,7 @@ def test_shared_prefix_drives_a_running_server(tmp_path: Path) -> None:
     assert second.hit_rate == pytest.approx(71 / 72)
     assert second.computed == 6
     assert "98.6%" in result.output
-    assert report.workload["shared"] == 64 and report.pace["concurrency"] == 4
+    assert report.workload["shared"] == 64 and report.pace["concurrency"] == 2
     assert png.read_bytes().startswith(b"\x89PNG")
 
 

@@ -44,7 +44,7 @@ def test_compared_configurations_differ_in_the_cache_alone() -> None:
     full, no_host, no_cache = configurations(given, compare=True)
     assert (full.name, no_host.name, no_cache.name) == ("device + host", "host off", "cache off")
     options = [c.options("tiny-linear") for c in (full, no_host, no_cache)]
-    assert [o.host_total for o in options] == [8 << 24, 0, 0]
+    assert [o.host_total for o in options] == [16 << 24, 0, 0]
     assert [o.cache for o in options] == [True, True, False]
     assert {(o.page_size, o.device_bytes, o.chunk) for o in options} == {(32, 1 << 24, 512)}
 

@@ -48,9 +48,7 @@ class Engine:
             request_id = f"r{self._serial}"
             news[request_id] = []
             wanted = Sampling(max_tokens=max_tokens, ignore_eos=True, **sampling)
-            self.core.submit(
-                GenerateRequest(request_id=request_id, prompt=prompt, sampling=wanted)
-            )
+            self.core.submit(GenerateRequest(request_id=request_id, prompt=prompt, sampling=wanted))
         while self.core.has_work:
             for output in self.core.step():
                 news[output.request_id].append(output)

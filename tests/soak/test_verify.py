@@ -1,4 +1,4 @@
-"""`--verify all` over random requests: every backup and load-back compared by SHA-256, none differs.
+"""`--verify all` over random requests: each copy compared by SHA-256, none differs.
 
 100 requests per preset with every test run, 2,000 under `slow`; the number compared is printed.
 """
