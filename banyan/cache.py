@@ -8,7 +8,6 @@ a lease names. Called from one thread, the scheduler's.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -98,7 +97,8 @@ class PrefixCache:
         before `lease.boundary` need not be computed; `lease.ticket`, when set, must be waited on
         layer by layer before their data is read.
 
-        Mutates: splits at the boundary, pins it, refreshes its recency; may evict and start copies.
+        Mutates: splits at the boundary and pins it; may evict and start copies. It counts as used
+        when `advance` is first called: a lease given back before has consumed nothing (INV-23).
         """
         if match.epoch != self.tree.epoch:
             match = self.tree.match(match.key, match.namespace)
@@ -109,10 +109,6 @@ class PrefixCache:
             lease = self._acquire_on_device(match)
         lease.priority, lease.publish = priority, publish
         self.leases.add(lease)
-        self.tree.use(lease.node)
-        self.counts["hit_tokens_device"] += lease.device_len
-        self.counts["hit_tokens_host"] += lease.host_len
-        self._write_through(lease.node)
         return lease
 
     def _acquire_on_device(self, match: Match) -> Lease:
@@ -219,12 +215,14 @@ class PrefixCache:
     def allocate(self, lease: Lease, stop: int) -> AllocateOutcome:
         """Slots for tokens [lease.length, stop) in every component, and a state slot to write to.
 
-        Evicts the shortfall. Mutates the lease's tables, and first gives back window pages that no
-        later token can reach.
+        Evicts the shortfall. Mutates the lease's tables, and gives back window pages that no later
+        token can reach before it takes new ones. Cost: O(components) when nothing is wanting.
         """
         self._usable(lease)
+        pages = -(-stop // self.page_size)
+        if not self._lacks_slots(lease, pages):
+            return AllocateOutcome.OK
         self._slide(lease)
-        pages = math.ceil(stop / self.page_size)
         counts = [0] * self.tree.width
         for c in self._paged:
             counts[c] = max(0, pages - lease.pages(c).stop_page)
@@ -241,6 +239,17 @@ class PrefixCache:
         for c in self._points:
             self._choose_write_slot(lease.states(c), slots[c] if slots and counts[c] else None)
         return AllocateOutcome.OK
+
+    def _lacks_slots(self, lease: Lease, pages: int) -> bool:
+        """Whether a page or a state slot to write to is wanting; seldom, while decoding."""
+        for c in self._paged:
+            if lease.tables[c].stop_page < pages:  # type: ignore[union-attr]
+                return True
+        for c in self._points:
+            state = lease.states(c)
+            if state.write is None or state.write == state.kept:
+                return True
+        return False
 
     def _needs_state(self, state: StateTable) -> bool:
         return state.spare is None and (state.write is None or state.write == state.kept)
@@ -290,6 +299,8 @@ class PrefixCache:
         commit: decoding so carries one rolling snapshot.
         """
         self._usable(lease)
+        if lease.length == lease.boundary:
+            self._consume(lease)
         lease.length = stop
         for c in self._points:
             state = lease.states(c)
@@ -304,6 +315,14 @@ class PrefixCache:
                 if state.kept not in (None, state.write):
                     state.spare = state.kept
                 state.kept, state.kept_at = state.write, stop
+
+    def _consume(self, lease: Lease) -> None:
+        """The boundary has been read: refresh it, count it, and keep a copy as the policy says."""
+        self.tree.use(lease.node)
+        self.counts["hit_tokens_device"] += lease.device_len
+        self.counts["hit_tokens_host"] += lease.host_len
+        if lease.generation == self.controller.generation:
+            self._write_through(lease.node)
 
     def _unlock_state(self, lease: Lease, component: int) -> None:
         """The tree's state has been read: others may have its slot again."""

@@ -415,7 +415,7 @@ def test_stats_add_up() -> None:
     rig = Rig("full+window+state")
     rig.run(seq(33))
     lease = rig.acquire(seq(33))
-    rig.cache.allocate(lease, 33)
+    rig.compute(lease, seq(33), 33)
     stats = rig.cache.stats()
     for tier in ("device", "host"):
         for part in stats["tiers"][tier].values():

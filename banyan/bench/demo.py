@@ -27,7 +27,7 @@ from banyan.bench.run import Benchmark, finish
 from banyan.bench.target import Configuration
 from banyan.bench.work import Vocabulary
 from banyan.engine.gemma import prepare_gemma
-from banyan.errors import ConfigError
+from banyan.errors import BanyanError
 
 DOCUMENT_TOKENS = 1024
 DEVICE_DOCUMENTS = 2
@@ -66,11 +66,12 @@ def main(
     """Show Banyan at work on a real model."""
     console = make_console()
     try:
-        folder = prepare_gemma(model, console.print)
-        raise typer.Exit(_show(console, str(folder), results, documents, questions, rounds))
-    except ConfigError as error:
+        prepare_gemma(model, console.print)
+        status = _show(console, str(model), results, documents, questions, rounds)
+    except BanyanError as error:
         console.print(f"[red]error:[/] {error}")
         raise typer.Exit(2) from error
+    raise typer.Exit(status)
 
 
 def _show(

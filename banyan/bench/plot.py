@@ -44,7 +44,7 @@ def draw(report: Report, path: Path) -> None:
         above.text(
             middle, 1.02, name, transform=above.get_xaxis_transform(), ha="center", weight="bold"
         )
-    figure.suptitle(f"{report.benchmark}, {report.model}", fontsize=11)
+    figure.suptitle(f"{report.benchmark}, {Path(report.model).name}", fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130)
 

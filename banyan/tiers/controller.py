@@ -19,11 +19,13 @@ from dataclasses import dataclass
 from enum import Enum
 
 from banyan.pools.allocator import SlotAllocator
-from banyan.tiers.operation import NO_SLOTS, Operation
+from banyan.tiers.operation import NO_SLOTS, Operation, Victim
 from banyan.tiers.ops import CopyDone, CopyEngine, CopyJob, CopyKind, CopyTotals, OpId, Slots
-from banyan.tree.eviction import Freed
+from banyan.tree.eviction import Freed, drop
 from banyan.tree.node import Node, Tier
 from banyan.tree.tree import Tree
+
+_CLEAN_AT_ONCE = 8
 
 
 class WritePolicy(Enum):
@@ -143,17 +145,23 @@ class Controller:
 
     def backup(self, node: Node) -> bool:
         """Copy to host what boundary `node.end` needs and host lacks. True when one was started."""
-        parts = [
+        return self._start_backup(node, self._unsaved(node))
+
+    def _unsaved(self, node: Node) -> list[tuple[Node, int]]:
+        """What of boundary `node.end` the device has, and host neither has nor is getting."""
+        return [
             (n, c)
             for n, c in self.tree.missing(node, Tier.HOST)
             if n.has(c, Tier.DEVICE) and not self._is_leaving(n, c)
         ]
-        return self._start_backup(node, parts)
 
-    def _start_backup(self, node: Node, parts: list[tuple[Node, int]]) -> bool:
+    def _start_backup(
+        self, node: Node, parts: list[tuple[Node, int]], victim: Victim | None = None
+    ) -> bool:
         if not self.has_host or not parts:
             return False
         op = self._new(CopyKind.BACKUP, node)
+        op.victim = victim
         op.pin_path(self.tree, Tier.DEVICE, node)
         backed = node
         while backed.parent is not None and not backed.has(0, Tier.HOST):
@@ -173,31 +181,44 @@ class Controller:
         )
 
     def _save_first(self, node: Node, component: int) -> bool:
-        """Write-back: back up a victim before it goes. False when it is saved, or cannot be."""
+        """Write-back: back up a victim; it goes when that has ended. False: let it go now."""
         if component:
-            if node.has(component, Tier.HOST) or self._is_leaving(node, component):
-                return False
-            saved = self._start_backup(node, [(node, component)])
+            parts = [] if node.has(component, Tier.HOST) else [(node, component)]
         else:
-            if not self.is_dirty(node):
-                return False
-            saved = self.backup(node)
-        self.counts["lost_unsaved"] += not saved
-        return saved
+            parts = self._unsaved(node)
+        if not parts:
+            return False
+        victim = Victim(node, component, self.tree.device.key_of(node, component))
+        saving = self._start_backup(node, parts, victim)
+        self.counts["lost_unsaved"] += not saving
+        return saving
 
-    def is_dirty(self, node: Node) -> bool:
-        """Whether the device has something of boundary `node.end` that host lacks."""
-        return any(n.has(c, Tier.DEVICE) for n, c in self.tree.missing(node, Tier.HOST))
+    def _let_go(self, victim: Victim) -> None:
+        """Drop a victim whose backup has ended, unless it was used since."""
+        node, component, key = victim
+        device = self.tree.device
+        if device.is_victim(node, component) and device.key_of(node, component) == key:
+            self.counts["lost_unsaved"] += not node.has(component, Tier.HOST)
+            freed = Freed(self.tree.width)
+            drop(self.tree, node, component, Tier.DEVICE, freed)
+            self.give_back(freed)
 
     def clean_ahead(self) -> None:
-        """Write-back: back up the next victims before anybody needs their slots."""
+        """Write-back: back up the next victims before anybody needs their slots.
+
+        Only into free host slots: to evict there for what may yet be used again gains nothing.
+        """
         pool = self.allocators[Tier.DEVICE][0]
-        wanted = int(pool.capacity * self.options.clean_ahead) - pool.free_count
-        if wanted <= 0:
+        if pool.free_count >= int(pool.capacity * self.options.clean_ahead):
             return
-        for node in self.tree.device.peek(0, 8):
-            if not node.claims and self.is_dirty(node):
-                self.backup(node)
+        for node in self.tree.device.peek(0, _CLEAN_AT_ONCE):
+            parts = [] if node.claims else self._unsaved(node)
+            room = [host.free_count for host in self.allocators[Tier.HOST]]
+            for n, c in parts:
+                slots = n.on[Tier.DEVICE].slots[c]
+                room[c] -= 0 if slots is None else len(slots)
+            if parts and min(room) >= 0:
+                self._start_backup(node, parts)
 
     # ---- host to device --------------------------------------------------------------------------
 
@@ -307,7 +328,7 @@ class Controller:
             self.clean_ahead()
 
     def purge(self) -> None:
-        """Free what became unlocked in trees cut off by a flush. Cost: O(1) while there are none."""
+        """Free what became unlocked in trees cut off by a flush. Cost: O(1) if there are none."""
         if self.tree.detached:
             self.give_back(self.tree.purge())
 
@@ -337,6 +358,8 @@ class Controller:
         self._end(op, done.ok)
         op.unpin(self.tree)
         self.free(op.target, rest)
+        if op.victim is not None:
+            self._let_go(op.victim)
 
     def _may_attach(self, op: Operation, node: Node, component: int) -> bool:
         """Whether the tier still lacks this and its parent is there (C5)."""

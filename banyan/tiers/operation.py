@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from banyan.tiers.ops import CopyBlock, CopyKind, CopyTicket, OpId, Slots
-from banyan.tree.node import Claim, Node, Tier
+from banyan.tree.node import Claim, Node, OrderKey, Tier
 from banyan.tree.tree import Tree
 
 NO_SLOTS = np.empty(0, np.int32)
+
+
+class Victim(NamedTuple):
+    """Device data chosen to go, and its place in the order of eviction when it was chosen."""
+
+    node: Node
+    component: int
+    key: OrderKey
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +37,7 @@ class Operation:
         paths: (tier, node) of the `Full` paths it keeps locked.
         on_end: called once it is applied or has failed, with whether it succeeded; the request
             that waits for a load-back, None when there is none any more.
+        victim: device data that goes as soon as this backup of it has ended.
         deadline: clock reading after which nobody waits for it any longer.
         abandoned: past its deadline; its slots come back when the engine lets go of them.
     """
@@ -41,6 +51,7 @@ class Operation:
     paths: list[tuple[Tier, Node]] = field(default_factory=list)
     on_end: Callable[[bool], None] | None = None
     ticket: CopyTicket | None = None
+    victim: Victim | None = None
     abandoned: bool = False
 
     @property

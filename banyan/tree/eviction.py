@@ -93,7 +93,7 @@ def evict(tree: Tree, tier: Tier, need: Sequence[int], spare: Spare | None) -> F
                 coming += len(slots)
                 continue
             short = wanted - coming - freed.count(tier, component)
-            _drop(tree, _cut_to_size(tree, node, component, tier, short), component, tier, freed)
+            drop(tree, _cut_to_size(tree, node, component, tier, short), component, tier, freed)
     return freed
 
 
@@ -107,7 +107,7 @@ def drop_unlocked(tree: Tree, roots: Sequence[Node]) -> Freed:
         for component in range(tree.width):
             for tier in Tier:
                 if node.parent is not None and tree.index[tier].is_victim(node, component):
-                    _drop(tree, node, component, tier, freed)
+                    drop(tree, node, component, tier, freed)
     return freed
 
 
@@ -125,7 +125,7 @@ def _cut_to_size(tree: Tree, node: Node, component: int, tier: Tier, short: int)
     return upper
 
 
-def _drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> None:
+def drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> None:
     """Take one victim's data away, and with `Full` data all that depends on it."""
     if component:
         freed.add(tier, component, tree.index[tier].remove(node, component))

@@ -145,7 +145,7 @@ def test_c097_every_use_counts_for_lfu() -> None:
     rig = Rig(evict_policy="lfu", host=[])
     insert(rig, A[0:8])
     for _ in range(5):
-        rig.cache.release(rig.acquire(A[0:9]))
+        rig.run(A[0:9])
     insert(rig, B[0:8])
     assert evict(rig, F=8) is not None
     assert rig.hit(A[0:8]) == (8, 8) and rig.hit(B[0:8]) == (0, 0)

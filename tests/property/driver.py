@@ -92,7 +92,10 @@ class Driver(Judge):
         free = [pool.free_count for pool in self.rig.stack.device_slots]
         slid = self._will_slide(request)
         outcome = self.cache.allocate(lease, stop)
-        self.reference.slide(lease, lease.length)
+        for c in range(self.width):
+            if c not in self.points:
+                first = (lease.pages(c).first_page + 1) * self.page
+                self.reference.slide(lease, lease.length, c, first)
         if self.cache.counts["checkpoints_skipped"] > skipped:
             request.kept = None
         need = [max(0, -(-stop // self.page) - pages) for pages in had]

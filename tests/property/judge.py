@@ -15,7 +15,7 @@ from banyan.lease import Lease
 from banyan.spec import Point
 from banyan.tiers.ops import CopyDone
 from banyan.tree import Tier, decode_tokens, encode_tokens
-from tests.support.reference import Held, Mismatch, Place, Reference, survey
+from tests.support.reference import TOKEN, Held, Mismatch, Place, Reference, survey
 from tests.support.rig import Rig, WrongBytes, mixed, prefix_hashes
 
 

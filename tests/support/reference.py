@@ -160,13 +160,17 @@ class Reference:
         for c in range(len(self.spec.components)):
             borrower.keeps_from[c] = min(self.needed(c, to), default=to)
 
-    def slide(self, lease: object, length: int) -> None:
-        """A request at `length` tokens needs only that boundary's reach from now on."""
+    def slide(self, lease: object, length: int, component: int, first: int) -> None:
+        """A request at `length` tokens keeps pages from the one that ends at `first` on.
+
+        Raises:
+            Mismatch: it has let go of one that its next token needs.
+        """
         borrower = self.borrowers[lease]
-        for c, component in enumerate(self.spec.components):
-            if not isinstance(component.reach, Point):
-                least = min(self.needed(c, length // self.page * self.page), default=length)
-                borrower.keeps_from[c] = max(borrower.keeps_from[c], least)
+        whole = length // self.page * self.page
+        if first > min(self.needed(component, whole), default=whole + self.page):
+            raise Mismatch(f"at {length} tokens the pages before {first} are still needed")
+        borrower.keeps_from[component] = max(borrower.keeps_from[component], first)
 
     def needs(self, borrower: Borrower) -> Iterator[tuple[int, Place]]:
         """(component, place) of all the tree must keep on device for this request."""
