@@ -17,6 +17,10 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 
+# The built-in models are too small for two threads: on two cores, where the benchmark's client and
+# the server's HTTP process run too, a second one mostly waits.
+BENCH_ENV := OMP_NUM_THREADS=1
+
 .PHONY: help venv model demo lint types test test-all bench bench-shared bench-turns bench-tree \
 	bench-overhead clean
 
@@ -62,12 +66,12 @@ test-all: lint types model
 bench: bench-shared bench-turns bench-tree bench-overhead
 
 bench-shared: venv
-	$(BIN)/banyan bench shared-prefix --groups 8 --prompts-per-group 8 --shared 1024 \
+	$(BENCH_ENV) $(BIN)/banyan bench shared-prefix --groups 8 --prompts-per-group 8 --shared 1024 \
 		--question 128 --output 16 --rounds 3 --device-groups 2 --compare --model tiny-linear \
 		--json $(RESULTS)/shared-prefix.json --png $(RESULTS)/shared-prefix.png
 
 bench-turns: venv
-	$(BIN)/banyan bench multi-turn --clients 8 --rounds 4 --compare --model tiny-linear \
+	$(BENCH_ENV) $(BIN)/banyan bench multi-turn --clients 8 --rounds 4 --compare --model tiny-linear \
 		--json $(RESULTS)/multi-turn.json --png $(RESULTS)/multi-turn.png
 
 bench-tree: venv

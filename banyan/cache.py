@@ -24,6 +24,7 @@ from banyan.spec import CacheSpec
 from banyan.tiers.controller import Controller, Shortage, TierOptions, WritePolicy
 from banyan.tiers.ops import CopyEngine, Slots
 from banyan.tree import ROOT_NAMESPACE, Match, Node, Offer, Policy, Tier, Tree
+from banyan.tree.keys import TOKEN_BYTES
 
 
 class AllocateOutcome(Enum):
@@ -58,7 +59,8 @@ class PrefixCache:
         self.spec: CacheSpec = stack.spec
         self.stack = stack
         self.options = options or TierOptions()
-        self.tree = Tree(self.spec, policy)
+        write_back = self.options.write_policy is WritePolicy.WRITE_BACK
+        self.tree = Tree(self.spec, policy, mirrors_first=write_back)
         self.page_size = self.spec.page_size
         self.controller = Controller(
             self.tree,
@@ -297,15 +299,23 @@ class PrefixCache:
 
         At a whole number of pages the state just written is kept, to be published by the next
         commit: decoding so carries one rolling snapshot.
+
+        Raises:
+            LeaseError: `stop` lies before what is computed or beyond the slots; nothing changed.
         """
         self._usable(lease)
+        covered = lease.pages(0).stop_page * self.page_size
+        ready = all(lease.states(c).write is not None for c in self._points)
+        if not lease.length <= stop <= covered or not ready:
+            raise LeaseError(
+                f"cannot advance from {lease.length} to {stop}: allocate has given "
+                f"{covered} tokens{'' if ready else ' and no state slot to write to'}"
+            )
         if lease.length == lease.boundary:
             self._consume(lease)
         lease.length = stop
         for c in self._points:
             state = lease.states(c)
-            if state.write is None:
-                raise LeaseError("advance without allocate: there is no state slot to have written")
             if state.read_locked:
                 self._unlock_state(lease, c)
             if state.read not in (None, state.write, state.kept) and not state.read_locked:
@@ -318,6 +328,7 @@ class PrefixCache:
 
     def _consume(self, lease: Lease) -> None:
         """The boundary has been read: refresh it, count it, and keep a copy as the policy says."""
+        lease.node.priority = max(lease.node.priority, lease.priority)
         self.tree.use(lease.node)
         self.counts["hit_tokens_device"] += lease.device_len
         self.counts["hit_tokens_host"] += lease.host_len
@@ -343,10 +354,16 @@ class PrefixCache:
 
         Args:
             key: the tokens, at least `lease.length` of them.
+
+        Raises:
+            LeaseError: `key` is shorter than that; nothing changed.
         """
         self._usable(lease)
+        if len(key) < lease.length * TOKEN_BYTES:
+            raise LeaseError(f"a key of {len(key) // TOKEN_BYTES} tokens for {lease.length}")
         if lease.loading is not None:
             self.poll()  # its bytes have been read, so the engine has reported it
+            self._usable(lease)
         if lease.loading is not None:
             self.counts["commits_deferred"] += 1
             return

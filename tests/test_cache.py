@@ -227,12 +227,37 @@ def test_a_request_that_has_no_state_slot_at_all_is_told_so() -> None:
     rig.check()
 
 
-def test_advance_without_allocate_is_refused() -> None:
-    rig = Rig("full+state")
-    lease = rig.acquire(seq(9))
+@pytest.mark.parametrize("kind", KINDS)
+def test_advance_beyond_what_was_allocated_is_refused_whole(kind: str) -> None:
+    rig = Rig(kind)
+    lease = rig.acquire(seq(20))
     with pytest.raises(LeaseError, match="allocate"):
         rig.cache.advance(lease, 4)
+    assert rig.cache.allocate(lease, 6) is OK
+    with pytest.raises(LeaseError, match="from 0 to 9"):
+        rig.cache.advance(lease, 9)
+    assert lease.length == 0
+    rig.write(lease, seq(20), 0, 6)
+    rig.cache.advance(lease, 6)
+    with pytest.raises(LeaseError, match="from 6 to 5"):
+        rig.cache.advance(lease, 5)
+    rig.check()
+    rig.read(lease, seq(20))
     rig.cache.release(lease)
+    rig.check()
+
+
+def test_a_key_shorter_than_what_was_computed_is_refused_whole() -> None:
+    rig = Rig("full+window+state")
+    lease = rig.acquire(seq(20))
+    assert rig.compute(lease, seq(20), 16) is OK
+    with pytest.raises(LeaseError, match="15 tokens for 16"):
+        rig.commit(lease, seq(15))
+    assert not list(rig.cache.tree.nodes())
+    rig.commit(lease, seq(16))
+    rig.cache.release(lease)
+    rig.settle()
+    rig.check()
 
 
 def test_a_matched_state_is_never_written() -> None:

@@ -196,7 +196,7 @@ class Roster:
     def publish_computed(self, request: Request) -> None:
         """Publish what a request computed beyond the boundary it was granted, if anything."""
         lease = request.lease
-        if lease is not None and lease.length > lease.boundary:
+        if lease is not None and lease.length > lease.boundary and not lease.broken:
             self._cache.commit(lease, request.key())
 
     def _let_go(self, request: Request) -> None:

@@ -110,20 +110,37 @@ class Controller:
         nothing is evicted (INV-18). What a flush has left behind goes before anything else.
         """
         pools = self.allocators[tier]
-        if any(n > pool.free_count for n, pool in zip(counts, pools, strict=True)):
+        if _exceeds(counts, pools):
             self.purge()
-        short = [max(0, n - pool.free_count) for n, pool in zip(counts, pools, strict=True)]
-        if any(short):
-            spare = self._save_first if self.write_back and tier is Tier.DEVICE else None
-            freed = self.tree.evict(tier, short, spare)
-            if freed is not None:
-                self.give_back(freed)
-            if any(n > pool.free_count for n, pool in zip(counts, pools, strict=True)):
-                waiting = any(not op.abandoned for op in self.operations.values())
-                return Shortage.PENDING if waiting else Shortage.FULL
+            self._make_room(tier, counts)
+        if _exceeds(counts, pools):
+            waiting = any(not op.abandoned for op in self.operations.values())
+            return Shortage.PENDING if waiting else Shortage.FULL
         slots = [pool.allocate(n) for n, pool in zip(counts, pools, strict=True)]
         assert all(s is not None for s in slots)
         return [s for s in slots if s is not None]
+
+    def _make_room(self, tier: Tier, counts: Sequence[int]) -> None:
+        """Evict what is short of `counts` beyond what comes free when victims are saved."""
+        spare = self._save_first if self.write_back and tier is Tier.DEVICE else None
+        coming = self._coming() if spare else [0] * self.tree.width
+        short = [
+            max(0, n - pool.free_count - more)
+            for n, pool, more in zip(counts, self.allocators[tier], coming, strict=True)
+        ]
+        freed = self.tree.evict(tier, short, spare) if any(short) else None
+        if freed is not None:
+            self.give_back(freed)
+
+    def _coming(self) -> list[int]:
+        """Device slots, by component, of victims that are being saved."""
+        coming = [0] * self.tree.width
+        for op in self.operations.values():
+            if op.victim is not None and not op.abandoned:
+                node, component, _ = op.victim
+                slots = node.on[Tier.DEVICE].slots[component]
+                coming[component] += 0 if slots is None else len(slots)
+        return coming
 
     def give_back(self, freed: Freed) -> None:
         """Return evicted slots to their pools, and count them."""
@@ -337,7 +354,7 @@ class Controller:
         for op in self.operations.values():
             if op.deadline > now:
                 break
-            if not op.abandoned:
+            if not op.abandoned and op.op_id not in self._done:
                 op.abandoned = True
                 self.counts["miss_timeout"] += 1
                 self.engine.cancel(op.op_id)
@@ -396,3 +413,7 @@ class Controller:
 
 def _only(component: int, slots: Slots, width: int) -> list[Slots]:
     return [slots if c == component else NO_SLOTS for c in range(width)]
+
+
+def _exceeds(counts: Sequence[int], pools: Sequence[SlotAllocator]) -> bool:
+    return any(n > pool.free_count for n, pool in zip(counts, pools, strict=True))

@@ -144,10 +144,49 @@ def drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> No
     freed.add(tier, 0, full)
     tree.epoch += 1
     if survives:
-        freed.demoted += len(full) if tier is Tier.DEVICE else 0
+        if tier is Tier.DEVICE:
+            freed.demoted += len(full)
+            _rejoin(tree, node)
         return
     freed.dropped += len(full)
     tree.unlink(node)
+
+
+def _rejoin(tree: Tree, node: Node) -> None:
+    """Join a demoted node with its only child where both are on host alone and nothing holds them.
+
+    Undoes the cuts of an eviction page by page, which would leave a node per page for good. The
+    child stays, being the end. Cost: O(len(edge)), as the cut.
+    """
+    if len(node.children) != 1:
+        return
+    (below,) = node.children.values()
+    if not _may_join(tree, node, below):
+        return
+    high, low = node.on[Tier.HOST], below.on[Tier.HOST]
+    for c in range(tree.width):
+        front, back = high.slots[c], low.slots[c]
+        if front is not None and back is not None:
+            low.slots[c], high.slots[c] = np.concatenate([front, back]), None
+            low.used[c] = max(low.used[c], high.used[c])
+    parent = node.parent
+    assert parent is not None
+    below.edge, below.start, below.parent = node.edge + below.edge, node.start, parent
+    parent.children[below.edge[: tree.page_bytes]] = below
+    below.stamp, below.hits = max(below.stamp, node.stamp), max(below.hits, node.hits)
+    below.priority, below.born = max(below.priority, node.priority), min(below.born, node.born)
+    tree.requeue(below)
+
+
+def _may_join(tree: Tree, node: Node, below: Node) -> bool:
+    """Whether the two hold the same kinds of data, on host only, with no lock and no claim."""
+    if node.claims or below.claims or below.has(0, Tier.DEVICE):
+        return False
+    if any(any(n.on[tier].locks) for n in (node, below) for tier in Tier):
+        return False
+    return not any(node.has(c, Tier.HOST) for c in tree.need.points) and all(
+        node.has(c, Tier.HOST) == below.has(c, Tier.HOST) for c, _ in tree.need.windows
+    )
 
 
 def _pass_on_recency(tree: Tree, node: Node) -> None:

@@ -62,9 +62,14 @@ class Tree:
     Args:
         spec: the components and the page size.
         policy: order of eviction of `Full` leaves, on both tiers.
+        mirrors_first: host copies of data that is also on device go before all others. Right where
+            data comes to host as it leaves the device. Where it comes as it is committed, the
+            copies of what leaves next would go first, and the host would keep what is oldest.
     """
 
-    def __init__(self, spec: CacheSpec, policy: Policy | None = None) -> None:
+    def __init__(
+        self, spec: CacheSpec, policy: Policy | None = None, mirrors_first: bool = True
+    ) -> None:
         self.spec = spec
         self.page_size = spec.page_size
         self.page_bytes = spec.page_size * TOKEN_BYTES
@@ -78,8 +83,8 @@ class Tree:
         self.tick = 0
         key = self.policy.key
         self.device = TierIndex(Tier.DEVICE, self.width, key)
-        # A host copy of data that is also on device is the first to go.
-        self.host = TierIndex(Tier.HOST, self.width, lambda n: (n.on[0].slots[0] is None, key(n)))
+        host_key = (lambda n: (n.on[0].slots[0] is None, key(n))) if mirrors_first else key
+        self.host = TierIndex(Tier.HOST, self.width, host_key)
         self.index = (self.device, self.host)
 
     # ---- reading ---------------------------------------------------------------------------------

@@ -141,6 +141,21 @@ def test_c091_publishing_twice_in_one_step_is_publishing_once() -> None:
     end(rig, lease)
 
 
+@pytest.mark.parametrize("page", [1, 2, 4])
+def test_c095_a_window_holds_the_last_tokens_at_every_length(page: int) -> None:
+    """`compute` reads all that the next token looks back at, page by page and length by length."""
+    rig = Rig("full+window", page_size=page, device=[64 // page, 32 // page], host=[])
+    lease = rig.acquire(A[0:40])
+    for length in range(1, 36):
+        assert rig.compute(lease, A[0:40], length) is OK
+        assert lease.length == lease.pages(0).stop_page * page - (-length % page)
+        first = lease.pages(1).first_page * page
+        assert first <= max(0, length - 7) and lease.pages(1).stop_page == lease.pages(0).stop_page
+        rig.read(lease, A[0:40])
+        rig.check()
+    end(rig, lease)
+
+
 def test_c097_every_use_counts_for_lfu() -> None:
     rig = Rig(evict_policy="lfu", host=[])
     insert(rig, A[0:8])

@@ -52,7 +52,8 @@ def episode(kind: str, seed: int, operations: int) -> Driver:
     r = random.Random(f"{kind}/{seed}")
     page_size = r.choice((1, 2, 4))
     room = r.choice((1, 2))
-    sizes = {"full": 160 * room // page_size, "window": 96 * room // page_size, "state": 6 * room}
+    tokens = {"full": 160 * room, "window": 96 * room, "narrow": 72 * room}
+    sizes = {**{name: n // page_size for name, n in tokens.items()}, "state": 6 * room}
     device = [sizes[c.name] for c in toy_spec(kind).components]
     rig = Rig(
         kind=kind,
@@ -63,6 +64,7 @@ def episode(kind: str, seed: int, operations: int) -> Driver:
         write_policy=WRITE_POLICIES[seed % len(WRITE_POLICIES)],
         evict_policy=r.choice(EVICT_POLICIES),
         verify=r.random() < 0.3,
+        threshold=r.choice((1, 1, 8)),
     )
     driver = Driver(rig, r)
     for step in range(operations):

@@ -9,6 +9,7 @@ from tests.property.episodes import episode
 from tests.support.rig import KINDS
 
 EPISODE = 500
+TWO_WINDOWS = "full+window+narrow+state"
 
 
 @pytest.fixture(autouse=True)
@@ -25,14 +26,14 @@ def run(kind: str, first_seed: int, operations: int) -> dict[str, int]:
     return hits
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, TWO_WINDOWS])
 def test_two_thousand_operations(kind: str) -> None:
     hits = run(kind, first_seed=0, operations=2_000)
     assert hits["device"] > 100 and hits["host"] > 10, f"hardly anything was reused: {hits}"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, TWO_WINDOWS])
 def test_ten_thousand_operations(kind: str) -> None:
     hits = run(kind, first_seed=1_000, operations=10_000)
     assert hits["device"] > 500 and hits["host"] > 100, f"hardly anything was reused: {hits}"

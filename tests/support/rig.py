@@ -27,13 +27,18 @@ _MASK = (1 << 31) - 1
 
 
 def toy_spec(kind: str, page_size: int = 4, window: int = 8) -> CacheSpec:
-    """One of `KINDS`, with two buffers per component so that none can be forgotten."""
+    """One of `KINDS`, with several buffers per component so that none can be forgotten.
+
+    `narrow` in the kind adds a second, shorter window.
+    """
     parts = [
         Component("full", Full(), (Buffer("k", 0, (2,), "int32"), Buffer("v", 0, (1,), "int32")))
     ]
     if "window" in kind:
         buffers = (Buffer("k", 1, (1,), "int32"), Buffer("v", 2, (2,), "int32"))
         parts.append(Component("window", Window(window), buffers))
+    if "narrow" in kind:
+        parts.append(Component("narrow", Window(3), (Buffer("k", 4, (1,), "int32"),)))
     if "state" in kind:
         buffers = (Buffer("conv", 3, (2,), "int32"), Buffer("recurrent", 3, (3,), "int32"))
         parts.append(Component("state", Point(), buffers))
@@ -96,7 +101,7 @@ class Rig:
 
     def __post_init__(self) -> None:
         self.spec = toy_spec(self.kind, self.page_size, self.window)
-        defaults = {"full": (32, 64), "window": (16, 32), "state": (4, 8)}
+        defaults = {"full": (32, 64), "window": (16, 32), "narrow": (12, 24), "state": (4, 8)}
         names = [c.name for c in self.spec.components]
         device = self.device or [defaults[n][0] for n in names]
         host = [defaults[n][1] for n in names] if self.host is None else self.host

@@ -418,14 +418,31 @@ def test_loading_is_preferred_where_it_is_faster() -> None:
 # ---- host eviction -------------------------------------------------------------------------------
 
 
-def test_a_backup_evicts_the_host_copies_of_data_on_device_first() -> None:
+def test_write_back_evicts_the_host_copies_of_data_on_device_first() -> None:
+    rig = Rig(device=[8], host=[8], write_policy="write_back")
+    for stream in (1, 2):
+        rig.run(seq(16, stream))
+        evict_all(rig)
+    reader = rig.acquire(seq(17, 1))
+    rig.settle()
+    assert rig.hit(seq(16, 1)) == (16, 16) and rig.hit(seq(16, 2)) == (0, 16)
+    rig.run(seq(16, 3))
+    evict_all(rig)
+    assert rig.hit(seq(16, 2)) == (0, 16), "the only copy stays, although it was used before"
+    assert rig.hit(seq(16, 3)) == (0, 16)
+    assert not reader.node.has(0, Tier.HOST), "its data is on device too"
+    rig.cache.release(reader)
+    rig.check()
+
+
+def test_write_through_evicts_host_copies_by_last_use() -> None:
+    """What leaves the device next has its only other copy there: that is not the first to go."""
     rig = Rig(device=[16], host=[8])
-    rig.run(seq(17, 1))
+    for stream in (1, 2, 3):
+        rig.run(seq(16, stream))
+    assert [rig.hit(seq(16, stream))[0] for stream in (1, 2, 3)] == [16] * 3
     rig.evict_device()
-    rig.run(seq(17, 2))
-    rig.run(seq(17, 3))
-    assert rig.hit(seq(16, 1)) == (0, 16), "the only copy of the first stays"
-    assert rig.hit(seq(16, 2))[0] == 16 and rig.hit(seq(16, 3))[0] == 16
+    assert [rig.hit(seq(16, stream))[1] for stream in (1, 2, 3)] == [0, 16, 16]
     rig.check()
 
 
