@@ -93,7 +93,7 @@ class PrefixCache:
         device_only: bool = False,
         publish: bool = True,
     ) -> Lease:
-        """Take hold of a match's boundary; starts a load-back where that is worth it.
+        """Take hold of a match's boundary at once; starts a load-back where that is worth it.
 
         Always succeeds: where the better boundary cannot be had, the device's is used. The tokens
         before `lease.boundary` need not be computed; `lease.ticket`, when set, must be waited on
@@ -102,13 +102,26 @@ class PrefixCache:
         Mutates: splits at the boundary and pins it; may evict and start copies. It counts as used
         when `advance` is first called: a lease given back before has consumed nothing (INV-23).
         """
-        if match.epoch != self.tree.epoch:
-            match = self.tree.match(match.key, match.namespace)
-        lease = None
-        if match.boundary > match.device_boundary and not device_only:
-            lease = self._acquire_from_host(match)
-        if lease is None:
+        lease = None if device_only else self._acquire_from_host(match)
+        if not isinstance(lease, Lease):
             lease = self._acquire_on_device(match)
+        return self._granted(lease, priority, publish)
+
+    def acquire_if_ready(
+        self, match: Match, *, priority: int = 0, publish: bool = True
+    ) -> Lease | None:
+        """As `acquire`; None when the load-back needs slots that running transfers will free.
+
+        Ask again next step then, or `acquire` to go on with less.
+        """
+        lease = self._acquire_from_host(match)
+        if lease is Shortage.PENDING:
+            return None
+        if not isinstance(lease, Lease):
+            lease = self._acquire_on_device(match)
+        return self._granted(lease, priority, publish)
+
+    def _granted(self, lease: Lease, priority: int, publish: bool) -> Lease:
         lease.priority, lease.publish = priority, publish
         self.leases.add(lease)
         return lease
@@ -122,7 +135,12 @@ class PrefixCache:
         self._fill_tables(lease)
         return lease
 
-    def _acquire_from_host(self, match: Match) -> Lease | None:
+    def _acquire_from_host(self, match: Match) -> Lease | Shortage | None:
+        """A lease on what a load-back brings; None when there is none worth starting."""
+        if match.epoch != self.tree.epoch:
+            match = self.tree.match(match.key, match.namespace)
+        if match.boundary <= match.device_boundary:
+            return None
         if match.loading:
             self.counts["miss_loading"] += 1
             return None
@@ -130,8 +148,8 @@ class PrefixCache:
         if not self.controller.pays(node, match.boundary - match.device_boundary):
             return None
         op = self.controller.load_back(node)
-        if op is None:
-            return None
+        if isinstance(op, Shortage):
+            return op
         lease = self._new_lease(match, node, match.device_boundary)
         lease.loading, lease.ticket = op, op.ticket
         lease.lock_start = [None] * self.tree.width
@@ -332,7 +350,7 @@ class PrefixCache:
         self.tree.use(lease.node)
         self.counts["hit_tokens_device"] += lease.device_len
         self.counts["hit_tokens_host"] += lease.host_len
-        if lease.generation == self.controller.generation:
+        if lease.generation == self.generation:
             self._write_through(lease.node)
 
     def _unlock_state(self, lease: Lease, component: int) -> None:
@@ -345,7 +363,7 @@ class PrefixCache:
 
     # ---- commit and release ----------------------------------------------------------------------
 
-    def commit(self, lease: Lease, key: bytes) -> None:
+    def commit(self, lease: Lease, key: bytes, checkpoint: bool = True) -> None:
         """Publish the whole pages of what was computed, and the kept state.
 
         Duplicates of what the tree has meanwhile are freed and the tables repointed first. The
@@ -354,6 +372,8 @@ class PrefixCache:
 
         Args:
             key: the tokens, at least `lease.length` of them.
+            checkpoint: whether a later prompt is likely to resume here. Without, the windows and
+                states of this boundary are the first to go and are not copied to host.
 
         Raises:
             LeaseError: `key` is shorter than that; nothing changed.
@@ -368,7 +388,7 @@ class PrefixCache:
             self.counts["commits_deferred"] += 1
             return
         stop = lease.length // self.page_size * self.page_size
-        if not lease.publish or lease.generation != self.controller.generation:
+        if not lease.publish or lease.generation != self.generation:
             return
         node = lease.node if lease.node.parent else self.tree.root(lease.namespace)
         states = {
@@ -386,8 +406,9 @@ class PrefixCache:
             self.stack.device_slots[c].free(slots)
             self.counts["duplicate_slots"] += len(slots)
         self._move(lease, done.node, states, done.taken)
-        self.tree.use(done.node)
-        self._after_commit(done.node, states)
+        self.tree.use(done.node, checkpoint)
+        if checkpoint:
+            self._after_commit(done.node, states)
 
     def _offer(self, lease: Lease, c: int, start: int, stop: int) -> Offer | None:
         if c not in self._paged:
@@ -428,9 +449,10 @@ class PrefixCache:
 
     def _after_commit(self, node: Node, states: dict[int, tuple[int, int]]) -> None:
         self._write_through(node)
-        for at, _ in states.values():
-            if at != node.end:
-                self._write_through(self._ancestor_at(node, at))
+        for at in {at for at, _ in states.values()} - {node.end}:
+            inner = self._ancestor_at(node, at)
+            self.tree.use(inner)
+            self._write_through(inner)
 
     def _write_through(self, node: Node) -> None:
         """Copy to host what a boundary in use needs there, where the policy says so.
@@ -480,6 +502,11 @@ class PrefixCache:
     def poll(self) -> None:
         """Apply finished transfers. Call once per scheduler step."""
         self.controller.poll()
+
+    @property
+    def generation(self) -> int:
+        """How often `flush` was called; leases of an older one publish nothing."""
+        return self.controller.generation
 
     def flush(self) -> None:
         """Forget all cached data. Running requests keep what they hold and publish nothing more."""

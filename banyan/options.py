@@ -50,11 +50,11 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     write_policy: WritePolicyName | None = None
     """When device data is copied to host; write_through where there is a host tier."""
     evict_policy: EvictPolicyName = "lru"
-    """Which cached data goes first."""
+    """Which prefixes go first; windows and states among them always by last use."""
     chunk: int = 512
     """Most prompt tokens computed in one step; a multiple of --page-size, or less than one page."""
     state_interval: int | None = None
-    """Tokens between kept states of a long prompt; without it only where prompts branch and end."""
+    """Tokens between checkpoints of a long prompt; without it only where prompts branch and end."""
     max_running: int = 16
     """Most requests computed together."""
     max_waiting: int = 1024

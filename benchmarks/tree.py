@@ -275,7 +275,8 @@ def _table(rows: list[dict[str, Any]], configs: list[tuple[str, int]]) -> Table:
     table = Table(title="Median, microseconds", title_justify="left", title_style="bold")
     table.add_column("Operation", no_wrap=True)
     for components, page in configs:
-        table.add_column(f"{components}\npage {page}", justify="right")
+        heading = components.replace("+", "\n+ ")
+        table.add_column(f"{heading}\npage {page}", justify="right", vertical="bottom")
     table.add_column("Budget", justify="right")
     for name in dict.fromkeys(row["operation"] for row in rows):
         budget = BUDGETS_US.get(name)

@@ -19,7 +19,8 @@ from banyan.tree.keys import TOKEN_BYTES
 from banyan.tree.match import Match
 
 LOAD_PATIENCE_S = 5.0
-"""How long a request waits for a load-back that another one started, before it goes on without."""
+"""How long a request waits for another one's load-back, or for the slots of its own, before it goes
+on with what is on device."""
 
 
 class Verdict(Enum):
@@ -63,6 +64,13 @@ class Admission:
         stop = len(request.tokens)
         return cuts.next_cut(start, stop, branch=request.branch, hints=request.hints)
 
+    def is_checkpoint(self, request: Request, start: int, cut: int) -> bool:
+        """Whether the chunk of `request` from `start` ends at a mark, not just for its size."""
+        stop = len(request.tokens)
+        return self._cuts.is_checkpoint(
+            start, cut, stop, branch=request.branch, hints=request.hints
+        )
+
     def ranked(self) -> list[Request]:
         """Who to try this step, best first."""
         return self._queue.ranked(lambda request: _reusable(request, self._match(request)))
@@ -78,12 +86,9 @@ class Admission:
         match = self._match(request)
         if self._waits_for_load(request, match) or self._waits_for_prefill(request, match):
             return Verdict.WAITS
-        lease = self._cache.acquire(
-            match,
-            priority=request.source.priority,
-            device_only=request.device_only,
-            publish=request.publish,
-        )
+        lease = self._lease(request, match)
+        if lease is None:
+            return Verdict.WAITS
         request.branch = match.full_len
         request.hints = self._branches_of_waiting(request, lease.boundary)
         cut = self.next_cut(request, lease.boundary)
@@ -94,6 +99,15 @@ class Admission:
         granted = outcome is AllocateOutcome.OK
         self._begin(request, lease, cut if granted else None)
         return Verdict.STARTED if granted else Verdict.PENDING
+
+    def _lease(self, request: Request, match: Match) -> Lease | None:
+        """A lease on the match; None to wait, for a while, for the slots of its load-back."""
+        priority, publish = request.source.priority, request.publish
+        if not request.device_only and self._is_patient(request):
+            return self._cache.acquire_if_ready(match, priority=priority, publish=publish)
+        return self._cache.acquire(
+            match, priority=priority, device_only=request.device_only, publish=publish
+        )
 
     def _begin(self, request: Request, lease: Lease, planned: int | None) -> None:
         request.lease, request.planned = lease, planned
@@ -110,8 +124,10 @@ class Admission:
 
     def _waits_for_load(self, request: Request, match: Match) -> bool:
         """Whether another request's load-back of this prefix is worth waiting for; bounded."""
-        if not match.loading or request.device_only:
-            return False
+        return match.loading and not request.device_only and self._is_patient(request)
+
+    def _is_patient(self, request: Request) -> bool:
+        """Whether a request may still wait for what is on host; counted from its first try."""
         now = self._clock()
         if request.load_patience is None:
             request.load_patience = now + LOAD_PATIENCE_S
@@ -128,7 +144,8 @@ class Admission:
         reach = _reusable(request, match)
         for leader in self._prefilling.values():
             until = self._shared_until(request, leader, reach)
-            if not until or leader.length >= until:
+            stale = leader.lease is None or leader.lease.generation != self._cache.generation
+            if stale or not until or leader.length >= until:
                 continue
             if self._cuts.checkpoints:
                 if leader.planned is not None and leader.planned > until:

@@ -58,20 +58,29 @@ class CutPolicy:
 
         Cost: O(hints).
         """
-        page = self.page_size
         cut = start + self.chunk
         if self.floor(cut) > start:
             cut = self.floor(cut)
         if self.checkpoints:
-            marks = [branch, stop - 1, *hints]
-            if self.state_interval is not None:
-                interval = -(-self.state_interval // page) * page
-                marks.append(start - start % interval + interval)
-            for mark in marks:
-                aligned = self.floor(mark)
-                if start < aligned < cut:
-                    cut = aligned
+            marks = self._marks(start, stop, branch, hints)
+            cut = min([cut, *(mark for mark in marks if mark > start)])
         return min(cut, stop)
+
+    def is_checkpoint(
+        self, start: int, cut: int, stop: int, *, branch: int = 0, hints: Collection[int] = ()
+    ) -> bool:
+        """Whether the chunk [start, cut) ends where a later prompt is likely to resume.
+
+        False where only its size ended it. The arguments are those of `next_cut`. Cost: O(hints).
+        """
+        return not self.checkpoints or cut == stop or cut in self._marks(start, stop, branch, hints)
+
+    def _marks(self, start: int, stop: int, branch: int, hints: Collection[int]) -> set[int]:
+        marks = {self.floor(mark) for mark in (branch, stop - 1, *hints)}
+        if self.state_interval is not None:
+            interval = -(-self.state_interval // self.page_size) * self.page_size
+            marks.add(start - start % interval + interval)
+        return marks
 
     def cuts(
         self, start: int, stop: int, *, branch: int = 0, hints: Collection[int] = ()

@@ -218,7 +218,8 @@ class Scheduler:
         self._cache.advance(lease, stop)
         request.planned = None
         self.counters.prefill_tokens += stop - start
-        self._cache.commit(lease, request.key())
+        checkpoint = self._admission.is_checkpoint(request, start, stop)
+        self._cache.commit(lease, request.key(), checkpoint)
         if stop == request.goal:
             self.roster.start_decoding(request)
             self._sample([request], logits)

@@ -57,7 +57,8 @@ class TierOptions:
         load_back_threshold: tokens that a load-back must gain to be started.
         verify: compare a SHA-256 of every record copied, on both sides.
         timeout_s: after which nobody waits for a transfer any longer.
-        clean_ahead: part of the device's `Full` slots to keep free or backed up under write-back.
+        clean_ahead: under write-back, while less than this part of the device's `Full` slots is
+            free, the next victims are backed up ahead of need, into free host slots.
         weigh_cost: recompute rather than load when measured speeds say that it is faster.
     """
 
@@ -188,7 +189,10 @@ class Controller:
             src = n.on[Tier.DEVICE].slots[c]
             assert src is not None
             op.claim(self.tree, n, c, Tier.DEVICE, src, NO_SLOTS)
-        return self._launch(op, "miss_host_full")
+        shortage = self._launch(op)
+        if shortage is not None:
+            self.counts[f"miss_host_{shortage.value}"] += 1
+        return shortage is None
 
     def _is_leaving(self, node: Node, component: int) -> bool:
         """Whether a running backup copies this already."""
@@ -255,12 +259,16 @@ class Controller:
         self.counts["miss_cheaper_to_compute"] += not cheaper
         return cheaper
 
-    def load_back(self, node: Node) -> Operation | None:
-        """Start copying to the device what boundary `node.end` lacks there; None when it cannot."""
+    def load_back(self, node: Node) -> Operation | Shortage:
+        """Start copying to the device what boundary `node.end` lacks there."""
         parts = self.tree.missing(node, Tier.DEVICE)
         op = self._new(CopyKind.LOAD_BACK, node)
         self._pin_for_load(op, node, parts)
-        return op if self._launch(op, "miss_device_full") else None
+        shortage = self._launch(op)
+        if shortage is not None:
+            self.counts[f"miss_device_{shortage.value}"] += 1
+            return shortage
+        return op
 
     def _pin_for_load(self, op: Operation, node: Node, parts: list[tuple[Node, int]]) -> None:
         """Pin the host data to be read, and the device data of the same boundary."""
@@ -298,8 +306,8 @@ class Controller:
         deadline = self.clock() + self.options.timeout_s
         return Operation(OpId(self._next_id), kind, node, self.generation, deadline)
 
-    def _launch(self, op: Operation, miss: str) -> bool:
-        """Find slots for all that `op` has claimed and submit it; else undo its pins and count.
+    def _launch(self, op: Operation) -> Shortage | None:
+        """Find slots for all that `op` has claimed and submit it; else undo its pins.
 
         Claims come before slots: making room may split a claimed node, and claims follow splits.
         """
@@ -309,8 +317,7 @@ class Controller:
         slots = self.reserve(op.target, counts)
         if isinstance(slots, Shortage):
             op.unpin(self.tree)
-            self.counts[miss] += 1
-            return False
+            return slots
         given = [0] * self.tree.width
         for part in op.claims:
             at = given[part.component]
@@ -320,7 +327,7 @@ class Controller:
         job = CopyJob(op.op_id, op.kind, op.blocks(), self.options.verify)
         op.ticket = self.engine.submit(job)
         self.totals[op.kind].jobs += 1
-        return True
+        return None
 
     def poll(self) -> None:
         """Apply what has completed, in submission order; give up on what is overdue.

@@ -87,13 +87,14 @@ def evict(tree: Tree, tier: Tier, need: Sequence[int], spare: Spare | None) -> F
             node = index.pop(component)
             if node is None:
                 break
-            slots = node.on[tier].slots[component]
-            assert slots is not None
-            if spare is not None and spare(node, component):
-                coming += len(slots)
-                continue
             short = wanted - coming - freed.count(tier, component)
-            drop(tree, _cut_to_size(tree, node, component, tier, short), component, tier, freed)
+            victim = _cut_to_size(tree, node, component, tier, short)
+            slots = victim.on[tier].slots[component]
+            assert slots is not None
+            if spare is not None and spare(victim, component):
+                coming += len(slots)
+            else:
+                drop(tree, victim, component, tier, freed)
     return freed
 
 

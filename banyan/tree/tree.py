@@ -246,13 +246,22 @@ class Tree:
             n = n.parent
         return kept
 
-    def use(self, node: Node) -> None:
-        """Refresh what a reader of boundary `node.end` consumes, and nothing else (INV-23)."""
+    def use(self, node: Node, checkpoint: bool = True) -> None:
+        """Refresh what a reader of boundary `node.end` consumes, and nothing else (INV-23).
+
+        Args:
+            checkpoint: False where the boundary was only passed: its `Full` data is refreshed.
+        """
         self.tick += 1
         if node.parent is None:
             return
         node.stamp = self.tick
         node.hits += 1
+        if checkpoint:
+            self._use_checkpoint(node)
+        self.requeue(node)
+
+    def _use_checkpoint(self, node: Node) -> None:
         for c, reach in self.need.windows:
             n = node
             while n.parent is not None and n.end > node.end - reach:
@@ -260,7 +269,6 @@ class Tree:
                 n = n.parent
         for c in self.need.points:
             node.on[0].used[c] = node.on[1].used[c] = self.tick
-        self.requeue(node)
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
@@ -281,7 +289,8 @@ class Tree:
         """Publish data computed beyond the locked boundary `node.end`, up to `stop`.
 
         New pages become nodes; pages the tree has on device are reported as duplicates; pages it
-        has on host only are revived; absent windows and states are healed.
+        has on host only are revived; absent windows and states are healed. New windows and states
+        are cold, the first to go, until `use` of a boundary that needs them.
 
         Args:
             key: the tokens from position 0, at least to `stop` (a whole number of pages).
@@ -360,7 +369,7 @@ class Tree:
                 out.repoint.append((c, low, have[low - first :]))
         for c, (at, slot) in states.items():
             if at == node.end and not node.has(c, Tier.DEVICE):
-                node.on[0].used[c] = self.tick
+                node.on[0].used[c] = self.tick - _COLD
                 self.attach(node, c, Tier.DEVICE, np.array([slot], np.int32))
                 out.taken.add(c)
 
