@@ -29,7 +29,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Prompt tokens by the tier that served them, as found at the first admission."""
+    """Prompt tokens by the tier that served them: as granted, then as things turned out."""
 
     device: int
     host: int
@@ -58,6 +58,7 @@ class Request:
         alone: a batch with it failed: it is computed by itself from now on.
         passed: how often another request was preferred to it while it could have run.
         receipt: None until the first admission.
+        computed: prompt tokens run through the model for its first token, over all admissions.
         counted: whether its prompt has entered the counters.
         shared: whether it has waited for another request's prefill.
         stepping: whether it has slots for the decode of this step.
@@ -84,6 +85,7 @@ class Request:
     alone: bool = False
     passed: int = 0
     receipt: Receipt | None = None
+    computed: int = 0
     counted: bool = False
     shared: bool = False
     stepping: bool = False
@@ -117,6 +119,13 @@ class Request:
         if known < len(self.tokens):
             self._key += encode_tokens(self.tokens[known:])
         return self._key
+
+    def settle_receipt(self) -> None:
+        """The prompt is computed: what of it was not, came from the tiers (INV-21)."""
+        assert self.lease is not None
+        saved = max(0, self.prompt_len - self.computed)
+        host = min(self.lease.host_len, saved)
+        self.receipt = Receipt(device=saved - host, host=host)
 
     def usage(self) -> Usage:
         """The receipt for the client; its three sources sum to the prompt's length."""

@@ -114,6 +114,7 @@ class Roster:
         self.departures += 1
         if not request.counted:
             request.counted = True
+            request.settle_receipt()
             usage = request.usage()
             for source in SOURCES:
                 self._counters.prompt_tokens[source] += getattr(usage, source)

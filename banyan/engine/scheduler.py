@@ -218,6 +218,7 @@ class Scheduler:
         self._cache.advance(lease, stop)
         request.planned = None
         self.counters.prefill_tokens += stop - start
+        request.computed += stop - start
         checkpoint = self._admission.is_checkpoint(request, start, stop)
         self._cache.commit(lease, request.key(), checkpoint)
         if stop == request.goal:

@@ -143,13 +143,15 @@ class TierIndex:
         return node.on[self.tier].used[component]
 
     def enqueue(self, node: Node, component: int) -> None:
-        """Queue data that may go, unless an entry at most as late is queued already."""
+        """Queue data that may go, at its place in the order as of now.
+
+        An entry at an earlier place is left to be skipped, which is cheaper than to find it again.
+        """
         if not self.is_victim(node, component):
             return
         key = self.key_of(node, component)
         holding = node.on[self.tier]
-        queued = holding.queued[component]
-        if queued is None or key < queued:
+        if holding.queued[component] != key:
             self._push(holding, node, component, key)
 
     def pop(self, component: int) -> Node | None:

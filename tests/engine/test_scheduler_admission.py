@@ -218,13 +218,13 @@ def test_a_step_asks_for_few_matches_however_long_the_queue():
 def attempts(e: ToyEngine) -> list[object]:
     """A list that grows by one with every lease asked for from now on."""
     tried: list[object] = []
-    acquire = e.cache.acquire
+    acquire = e.cache.acquire_if_ready
 
     def counting(match, **kwargs):
         tried.append(match)
         return acquire(match, **kwargs)
 
-    e.cache.acquire = counting
+    e.cache.acquire_if_ready = counting
     return tried
 
 

@@ -56,7 +56,7 @@ def test_what_a_retracted_request_computed_is_reused_if_it_is_still_there():
     assert e.scheduler.counters.prefill_tokens < 24 + 12
 
 
-def test_the_receipt_of_a_retracted_request_is_that_of_its_first_admission():
+def test_the_receipt_of_a_retracted_request_is_that_of_its_first_token():
     e = ToyEngine(device=[14], chunk=64)
     e.ask(B[:8], 1)
     e.submit(A[:12], 30, name="a")
@@ -330,3 +330,17 @@ def test_a_flush_in_the_middle_changes_no_answer():
     e.run()
     assert [e.tokens(f"r{i}") for i in range(3)] == [answer(p, 10) for p in prompts]
     e.assert_idle()
+
+
+def test_receipts_count_as_computed_just_what_the_model_ran_even_after_retraction():
+    """INV-21: a request retracted in its prefill is charged for what it ran, not for what it had
+    reckoned with when it was first admitted."""
+    e = ToyEngine(device=[20], chunk=4)
+    for i, prompt in enumerate((A[:24], A[:20] + B[:8], B[:24], A[:24])):
+        e.submit(prompt, 12, name=f"r{i}")
+    e.run()
+    assert e.scheduler.counters.retractions > 0
+    first = e.scheduler.counters.prompt_tokens["computed"]
+    usages = [e.last(f"r{i}").usage for i in range(4)]
+    assert sum(u.computed for u in usages) == first <= e.scheduler.counters.prefill_tokens
+    assert all(u.computed + u.device + u.host == u.prompt_tokens for u in usages)
