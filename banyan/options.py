@@ -65,6 +65,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Number format of weights and cache; auto is float32 on cpu, else the model's own."""
     device: Literal["cpu", "cuda"] = "cpu"
     """Where the model runs."""
+    threads: int | None = None
+    """Threads that the model computes with on cpu; torch's own choice without it."""
     load_back_threshold: int = 64
     """Fewest tokens worth copying from host to device; below, they are computed again."""
     cache: bool = True
@@ -257,12 +259,13 @@ def _check_ranges(options: ServeOptions) -> None:
         "max_waiting": 0,
         "seed": 0,
         "load_back_threshold": 1,
+        "threads": 1,
     }
     if not options.model.strip():
         raise ConfigError("MODEL", "the model's name is empty", "Write for example tiny-linear")
     for name, least in smallest.items():
         value = getattr(options, name)
-        if value < least:
+        if value is not None and value < least:
             what = "is negative" if value < 0 else f"is below the smallest allowed, {least}"
             raise ConfigError(flag(name), f"{value} {what}", _range_fix(options, name, least))
     if not 0 <= options.port <= 65535:

@@ -71,6 +71,7 @@ VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "write_policy": (("write_back", "--host-bytes", "1GiB"), "write_back"),
     "evict_policy": (("slru",), "slru"),
     "chunk": (("64",), 64),
+    "threads": (("1",), 1),
     "state_interval": (("32",), 32),
     "max_running": (("3",), 3),
     "max_waiting": (("0",), 0),

@@ -46,6 +46,8 @@ def build_core(
         ConfigError: an unknown model, or byte budgets too small for it.
         SpecError: a model that no `CacheSpec` can represent.
     """
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     loaded = loaded or load_model(
         options.model, dtype=options.resolved_dtype or "auto", device=options.device
     )
