@@ -46,10 +46,16 @@ class Driver(Judge):
         key = encode_tokens(tokens)
         device, anywhere, _ = self.reference.answer(key, namespace)
         device_only, publish = flags // 8 % 8 == 7, flags // 64 % 8 != 7
-        match = self.cache.match(key, namespace)
-        lease = self.cache.acquire(
-            match, priority=flags % 3, device_only=device_only, publish=publish
-        )
+        match, priority = self.cache.match(key, namespace), flags % 3
+        if flags // 512 % 2 and not device_only:
+            ready = self.cache.acquire_if_ready(match, priority=priority, publish=publish)
+            if ready is None:
+                return self.judge()
+            lease = ready
+        else:
+            lease = self.cache.acquire(
+                match, priority=priority, device_only=device_only, publish=publish
+            )
         expected = {device} if device_only else {device, anywhere}
         if lease.boundary not in expected or lease.length != lease.boundary:
             raise Mismatch(f"acquired {lease.boundary} of {device} on device, {anywhere} anywhere")
@@ -135,7 +141,7 @@ class Driver(Judge):
             if c in self.points and len(alone) > 1:
                 raise Mismatch(f"{len(alone)} states evicted for one")
 
-    def commit(self, which: int) -> None:
+    def commit(self, which: int, checkpoint: bool = True) -> None:
         """Publish what a request has computed."""
         if not self.running:
             return
@@ -147,7 +153,7 @@ class Driver(Judge):
         state = next((places for c in self.points for places in [offered[0][c]]), {})
         before = survey(self.cache.tree)
         try:
-            self.cache.commit(lease, key)
+            self.cache.commit(lease, key, checkpoint)
         except CopyError:
             self._drop(request)
             return self.judge()

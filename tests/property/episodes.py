@@ -26,11 +26,11 @@ def random_step(driver: Driver, r: random.Random) -> None:
     """One operation chosen by `r`, weighted towards what requests do."""
     match r.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]:
         case "begin":
-            driver.begin(r.randrange(2), r.randrange(61), r.randrange(20), r.randrange(512))
+            driver.begin(r.randrange(2), r.randrange(61), r.randrange(20), r.randrange(1024))
         case "compute":
             driver.compute(r.randrange(8), r.randrange(16))
         case "commit":
-            driver.commit(r.randrange(8))
+            driver.commit(r.randrange(8), r.random() < 0.8)
         case "release":
             driver.release(r.randrange(8))
         case "finish":

@@ -83,6 +83,7 @@ class Judge:
             for c in range(self.width):
                 for place, slot in fresh[tier][c].items():
                     self._compare_bytes(tier, c, place, slot)
+        self._tables_name_the_tree()
         self._minimal_protection()
         self._compare_matches()
         self.rig.check()
@@ -105,6 +106,22 @@ class Judge:
             if record[offset : offset + nbytes].tobytes() != want:
                 where = f"{tier.name} slot {slot} of component {component}, {layer}/{name}"
                 raise WrongBytes(f"{where} is not of {decode_tokens(place[1])}")
+
+    def _tables_name_the_tree(self) -> None:
+        """What a request reads of the cache is in the slots where the cache has it (INV-02)."""
+        for request in self.running:
+            lease, borrower = request.lease, self.reference.borrowers[request.lease]
+            if not borrower.settled or borrower.source is not None:
+                continue
+            for c, place in self.reference.needs(borrower):
+                end = len(place[1]) // TOKEN
+                if c in self.points:
+                    named = lease.states(c).read
+                else:
+                    table = lease.pages(c)
+                    named = int(table.slots[end // self.page - 1 - table.first_page])
+                if self.reference.held[Tier.DEVICE][c][place] != named:
+                    raise Mismatch(f"component {c} at {end} is read from slot {named}")
 
     def _minimal_protection(self) -> None:
         """INV-05: with no transfer running, locks cover what requests need and nothing else."""

@@ -14,6 +14,7 @@ from banyan.errors import InvariantError, PoolError
 from banyan.lease import Lease
 from banyan.spec import Point, Window
 from banyan.tiers.controller import Controller
+from banyan.tiers.operation import Operation
 from banyan.tree import Node, Offer, Tier, Tree, match
 from banyan.tree.tier_index import TierIndex
 from tests.property.episodes import episode
@@ -151,14 +152,14 @@ def backup_visible_at_once(patch: Patch) -> None:
     """A backup is published when it is started."""
     real = Controller._launch
 
-    def launch(self: Controller, op: object, miss: str) -> bool:
-        started = real(self, op, miss)  # type: ignore[arg-type]
-        if started and op.target is Tier.HOST:  # type: ignore[attr-defined]
-            for part in op.moving():  # type: ignore[attr-defined]
-                if self._may_attach(op, part.node, part.component):  # type: ignore[arg-type]
+    def launch(self: Controller, op: Operation, *rest: object) -> object:
+        outcome = real(self, op, *rest)  # type: ignore[call-arg]
+        if op.op_id in self.operations and op.target is Tier.HOST:
+            for part in op.moving():
+                if self._may_attach(op, part.node, part.component):
                     self.tree.attach(part.node, part.component, Tier.HOST, part.dst.copy())
                     part.dst = part.dst[:0]
-        return started
+        return outcome
 
     patch.setattr(Controller, "_launch", launch)
 

@@ -30,15 +30,15 @@ def machine(kind: str) -> type[RuleBasedStateMachine]:
             rig = Rig(kind, page, 4, device=slots, host=slots, write_policy=policy)
             self.driver = Driver(rig, random.Random(seed))
 
-        @rule(stream=st.integers(0, 1), shared=SMALL, extra=SMALL, flags=st.integers(0, 511))
+        @rule(stream=st.integers(0, 1), shared=SMALL, extra=SMALL, flags=st.integers(0, 1023))
         def begin(self, stream: int, shared: int, extra: int, flags: int) -> None:
             self.driver.begin(stream, shared, extra, flags)
 
-        @rule(which=SMALL, count=SMALL, commit=st.booleans())
-        def compute(self, which: int, count: int, commit: bool) -> None:
+        @rule(which=SMALL, count=SMALL, commit=st.sampled_from(("no", "passed", "checkpoint")))
+        def compute(self, which: int, count: int, commit: str) -> None:
             self.driver.compute(which, count)
-            if commit:
-                self.driver.commit(which)
+            if commit != "no":
+                self.driver.commit(which, commit == "checkpoint")
 
         @rule(which=SMALL)
         def release(self, which: int) -> None:

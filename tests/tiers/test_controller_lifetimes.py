@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
 from banyan.cache import AllocateOutcome
@@ -94,6 +95,7 @@ def test_a_load_back_of_what_was_recomputed_meanwhile_gives_its_slots_back(kind:
     rig.check()
     rig.settle()
     rig.check()
+    overwrite_free_slots(rig)
     rig.read(lease, seq(33))
     assert rig.compute(lease, [*seq(33), 5], 34) is AllocateOutcome.OK
     rig.cache.release(lease)
@@ -101,6 +103,39 @@ def test_a_load_back_of_what_was_recomputed_meanwhile_gives_its_slots_back(kind:
     rig.evict_device()
     rig.cache.flush()
     assert all_free(rig)
+
+
+def overwrite_free_slots(rig: Rig) -> None:
+    """What somebody would do who was given them."""
+    for pool, allocator in zip(rig.stack.device, rig.stack.device_slots, strict=True):
+        slots = allocator.allocate(allocator.free_count)
+        assert slots is not None and len(slots)
+        pool.write_records(slots, np.full((len(slots), pool.record_bytes), 255, np.uint8))
+        allocator.free(slots)
+
+
+def test_a_commit_waits_for_the_load_back_that_it_builds_on() -> None:
+    """Its bytes are there and were read, but an earlier load-back is applied first."""
+    rig = Rig("full+window+state")
+    for stream in (1, 2):
+        rig.run(seq(17, stream))
+    rig.evict_device()
+    first, second = rig.acquire(seq(17)), rig.acquire(seq(25, 2))
+    rig.engine.start(rig.engine.pending[0])
+    assert rig.compute(second, seq(25, 2), 24) is AllocateOutcome.OK
+    rig.commit(second, seq(25, 2))
+    assert second.loading is not None and rig.cache.stats()["counts"]["commits_deferred"] == 1
+    assert rig.hit(seq(24, 2)) == (0, 16)
+    rig.check()
+    rig.settle()
+    assert second.loading is None
+    rig.commit(second, seq(25, 2))
+    assert rig.hit(seq(24, 2)) == (24, 24)
+    for lease, stream in ((first, 1), (second, 2)):
+        rig.read(lease, seq(25, stream))
+        rig.cache.release(lease)
+    rig.settle()
+    rig.check()
 
 
 def test_a_backup_of_what_was_backed_up_meanwhile_gives_its_slots_back() -> None:

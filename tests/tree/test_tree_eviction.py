@@ -98,19 +98,16 @@ def test_a_parent_inherits_the_later_use_of_its_leaf() -> None:
     """A use of a leaf was a use of its path: the stem of a hot branch outlives a cold prompt."""
     plant = Plant()
     plant.insert(seq(8))
-    plant.insert([*seq(8), *seq(8, 2)], start=8)
+    leaf = [*seq(8), *seq(8, 2)]
+    plant.insert(leaf, start=8)
     plant.insert(seq(8, 9))
-    plant.use(seq(8, 9))
-    plant.use([*seq(8), *seq(8, 2)])
-    assert plant.evict(2) is not None  # the other prompt, used before
-    assert plant.match(seq(8, 9)).full_len == 0
-    plant.insert(seq(8, 8))
-    plant.use(seq(8, 8))
+    plant.use(leaf)
+    plant.lock("reader", seq(8, 9))
     assert plant.evict(2) is not None
-    assert plant.match(seq(16)).full_len == 8, "the leaf went, its stem is as late as it was"
-    plant.use(seq(8, 8))
+    assert plant.match(leaf).full_len == 8, "the leaf went, its stem is as late as it was"
+    plant.unlock("reader")
     assert plant.evict(2) is not None
-    assert plant.match(seq(16)).full_len == 0
+    assert (plant.match(leaf).full_len, plant.match(seq(8, 9)).full_len) == (8, 0)
     plant.check()
 
 
@@ -231,6 +228,47 @@ def test_host_only_data_goes_leaf_first_and_takes_its_node() -> None:
     freed = plant.evict(2, tier=Tier.HOST)
     assert count(freed, Tier.HOST) == [2, 2, 1] and freed is not None and freed.dropped == 2
     assert plant.match(seq(16)).boundary == 8
+    plant.check()
+
+
+@pytest.mark.parametrize("kind", ["full", "full+window", "full+window+state"])
+def test_a_node_demoted_page_by_page_is_one_node_again(kind: str) -> None:
+    plant = Plant(kind, window=300)
+    states = [256] if plant.point else []
+    plant.insert(seq(256), states=states)
+    plant.mirror(seq(256))
+    slots = [n.on[Tier.HOST].slots[0] for n in plant.nodes()]
+    for left in range(63, -1, -1):
+        assert count(plant.evict(1))[0] == 1
+        assert len(plant.nodes()) <= 2 and plant.tree.device.evictable[0] == left
+        assert plant.match(seq(256)).boundary == 256
+        plant.check()
+    (node,) = plant.nodes()
+    assert np.array_equal(node.on[Tier.HOST].slots[0], slots[0])  # type: ignore[arg-type]
+
+
+def test_nodes_are_joined_only_where_nothing_tells_them_apart() -> None:
+    plant = Plant("full+state")
+    plant.insert(seq(32), states=[16, 32])
+    plant.mirror(seq(32))
+    plant.evict(8)
+    assert sorted(n.end for n in plant.nodes()) == [16, 32], "there is a state between them"
+    plant = Plant()
+    plant.insert(seq(16))
+    plant.insert([*seq(16), *seq(8, 2)], start=16)
+    plant.insert([*seq(16), *seq(8, 3)], start=16)
+    plant.mirror([*seq(16), *seq(8, 2)])
+    plant.mirror([*seq(16), *seq(8, 3)])
+    plant.evict(8)
+    assert sorted(n.end for n in plant.nodes()) == [16, 24, 24], "two go on from there"
+    plant = Plant()
+    plant.insert(seq(32))
+    plant.mirror(seq(32))
+    locked = plant.node(seq(16))
+    plant.tree.host.lock_path(locked)
+    plant.evict(8)
+    assert sorted(n.end for n in plant.nodes()) == [16, 32], "somebody holds the first"
+    plant.tree.host.unlock_path(locked)
     plant.check()
 
 
