@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import pytest
 from server_rig import COMMAND, fake_server, is_alive, wait_for
 
 from banyan.server.launch import ServerProcess, ServerStartError
+from banyan.server.serve import bind_listener
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -158,3 +160,25 @@ def test_server_process_gives_up_at_its_deadline() -> None:
     with pytest.raises(ServerStartError, match="did not answer within 1 s"):
         server.start()
     assert not is_alive(server.pid)
+
+
+def test_answers_are_sent_at_once() -> None:
+    """Nagle's algorithm would hold a first token back for the client's delayed acknowledgement."""
+
+    async def nagle_is_off() -> bool:
+        seen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            sock = writer.get_extra_info("socket")
+            seen.set_result(bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        server = await asyncio.start_server(connected, sock=bind_listener("127.0.0.1", 0))
+        port = server.sockets[0].getsockname()[1]
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        found = await seen
+        writer.close()
+        server.close()
+        return found
+
+    assert asyncio.run(nagle_is_off())
