@@ -18,10 +18,12 @@ import numpy as np
 
 from banyan import audit
 from banyan.errors import CopyError, LeaseError
-from banyan.lease import Lease, PageTable, StateTable
+from banyan.grants import Grants
+from banyan.lease import Lease
 from banyan.pools.assembler import PoolStack
 from banyan.spec import CacheSpec
 from banyan.tiers.controller import Controller, Shortage, TierOptions, WritePolicy
+from banyan.tiers.operation import NO_SLOTS
 from banyan.tiers.ops import CopyEngine, Slots
 from banyan.tree import ROOT_NAMESPACE, Match, Node, Offer, Policy, Tier, Tree
 from banyan.tree.keys import TOKEN_BYTES
@@ -72,6 +74,7 @@ class PrefixCache:
         )
         self.leases: set[Lease] = set()
         self.counts: Counter[str] = Counter()
+        self.grants = Grants(self.tree, self.controller, self.counts)
         self._paged = [c for c, x in enumerate(self.spec.components) if x.reach.page_shaped]
         self._points = list(self.tree.need.points)
 
@@ -102,9 +105,9 @@ class PrefixCache:
         Mutates: splits at the boundary and pins it; may evict and start copies. It counts as used
         when `advance` is first called: a lease given back before has consumed nothing (INV-23).
         """
-        lease = None if device_only else self._acquire_from_host(match)
+        lease = None if device_only else self.grants.from_host(match)
         if not isinstance(lease, Lease):
-            lease = self._acquire_on_device(match)
+            lease = self.grants.on_device(match)
         return self._granted(lease, priority, publish)
 
     def acquire_if_ready(
@@ -114,121 +117,17 @@ class PrefixCache:
 
         Ask again next step then, or `acquire` to go on with less.
         """
-        lease = self._acquire_from_host(match)
+        lease = self.grants.from_host(match)
         if lease is Shortage.PENDING:
             return None
         if not isinstance(lease, Lease):
-            lease = self._acquire_on_device(match)
+            lease = self.grants.on_device(match)
         return self._granted(lease, priority, publish)
 
     def _granted(self, lease: Lease, priority: int, publish: bool) -> Lease:
         lease.priority, lease.publish = priority, publish
         self.leases.add(lease)
         return lease
-
-    def _acquire_on_device(self, match: Match) -> Lease:
-        if match.epoch != self.tree.epoch:
-            match = self.tree.match(match.key, match.namespace)
-        node = self.tree.node_at(match, match.device_boundary)
-        lease = self._new_lease(match, node, match.device_boundary)
-        lease.lock_start = self.tree.lock(node)
-        self._fill_tables(lease)
-        return lease
-
-    def _acquire_from_host(self, match: Match) -> Lease | Shortage | None:
-        """A lease on what a load-back brings; None when there is none worth starting."""
-        if match.epoch != self.tree.epoch:
-            match = self.tree.match(match.key, match.namespace)
-        if match.boundary <= match.device_boundary:
-            return None
-        if match.loading:
-            self.counts["miss_loading"] += 1
-            return None
-        node = self.tree.node_at(match, match.boundary)
-        if not self.controller.pays(node, match.boundary - match.device_boundary):
-            return None
-        op = self.controller.load_back(node)
-        if isinstance(op, Shortage):
-            return op
-        lease = self._new_lease(match, node, match.device_boundary)
-        lease.loading, lease.ticket = op, op.ticket
-        lease.lock_start = [None] * self.tree.width
-        self._fill_tables(lease)
-        op.on_end = lambda ok: self._load_ended(lease, ok)
-        return lease
-
-    def _new_lease(self, match: Match, node: Node, device_len: int) -> Lease:
-        boundary = node.end
-        return Lease(
-            boundary=boundary,
-            device_len=device_len,
-            host_len=boundary - device_len,
-            namespace=match.namespace,
-            node=node,
-            tables=[
-                PageTable() if c.reach.page_shaped else StateTable() for c in self.spec.components
-            ],
-            length=boundary,
-            generation=self.controller.generation,
-        )
-
-    def _fill_tables(self, lease: Lease) -> None:
-        """Point the tables at the tree's slots, or at those a running load-back writes to."""
-        node = lease.node
-        for c in self._paged:
-            low = self.spec.components[c].reach.first_needed(lease.boundary, self.page_size)
-            parts: list[Slots] = []
-            n = node
-            while n.parent is not None and n.end > low:
-                slots = self._slots_of(lease, n, c)
-                parts.append(slots[max(0, low - n.start) // self.page_size :])
-                n = n.parent
-            table = PageTable(low // self.page_size)
-            if parts:
-                table.append(np.concatenate(parts[::-1]))
-            table.owned_from = lease.boundary // self.page_size
-            lease.tables[c] = table
-        if node.parent is not None:
-            for c in self._points:
-                state = lease.states(c)
-                state.read, state.read_locked = int(self._slots_of(lease, node, c)[0]), True
-
-    def _slots_of(self, lease: Lease, node: Node, component: int) -> Slots:
-        slots = node.on[Tier.DEVICE].slots[component]
-        if slots is None:
-            slots = next(
-                p.dst
-                for p in node.claims or ()
-                if p.op is lease.loading and p.component == component
-            )
-        return slots
-
-    def _load_ended(self, lease: Lease, ok: bool) -> None:
-        """A lease's load-back was applied, or has failed: take over its pins, or mark it broken."""
-        if not ok:
-            lease.loading, lease.broken = None, True
-            self.counts["miss_load_failed"] += 1
-            return
-        reading = any(lease.states(c).read_locked for c in self._points)
-        lease.lock_start = self.tree.lock(lease.node, states=reading)
-        self._repoint_loaded(lease)
-        lease.loading = lease.ticket = None
-
-    def _repoint_loaded(self, lease: Lease) -> None:
-        """Use the tree's slots where somebody published the same pages while they were loaded."""
-        n = lease.node
-        while n.parent is not None:
-            first, last = n.start // self.page_size, n.end // self.page_size
-            for c in self._paged:
-                table, slots = lease.pages(c), n.on[Tier.DEVICE].slots[c]
-                low = max(first, table.first_page)
-                if slots is not None and low < last:
-                    table.replace(low, slots[low - first :])
-            n = n.parent
-        for c in self._points:
-            state, slots = lease.states(c), lease.node.on[Tier.DEVICE].slots[c]
-            if state.read_locked and slots is not None:
-                state.read = int(slots[0])
 
     # ---- allocate and advance --------------------------------------------------------------------
 
@@ -247,7 +146,7 @@ class PrefixCache:
         for c in self._paged:
             counts[c] = max(0, pages - lease.pages(c).stop_page)
         for c in self._points:
-            counts[c] = int(self._needs_state(lease.states(c)))
+            counts[c] = int(lease.states(c).needs_slot)
         slots = self.controller.reserve(Tier.DEVICE, counts) if any(counts) else None
         if isinstance(slots, Shortage) and any(counts[c] for c in self._points):
             slots = self._without_checkpoint(lease, counts, slots)
@@ -257,7 +156,8 @@ class PrefixCache:
             if slots is not None and counts[c]:
                 lease.pages(c).append(slots[c])
         for c in self._points:
-            self._choose_write_slot(lease.states(c), slots[c] if slots and counts[c] else None)
+            fresh = slots[c] if slots is not None else NO_SLOTS
+            lease.states(c).choose_write(int(fresh[0]) if len(fresh) else None)
         return AllocateOutcome.OK
 
     def _lacks_slots(self, lease: Lease, pages: int) -> bool:
@@ -265,14 +165,7 @@ class PrefixCache:
         for c in self._paged:
             if lease.tables[c].stop_page < pages:  # type: ignore[union-attr]
                 return True
-        for c in self._points:
-            state = lease.states(c)
-            if state.write is None or state.write == state.kept:
-                return True
-        return False
-
-    def _needs_state(self, state: StateTable) -> bool:
-        return state.spare is None and (state.write is None or state.write == state.kept)
+        return any(lease.states(c).is_wanting for c in self._points)
 
     def _without_checkpoint(
         self, lease: Lease, counts: list[int], shortage: Shortage
@@ -286,16 +179,6 @@ class PrefixCache:
         if not isinstance(slots, Shortage):
             self.counts["checkpoints_skipped"] += 1
         return slots
-
-    def _choose_write_slot(self, state: StateTable, fresh: Slots | None) -> None:
-        if state.write is not None and state.write != state.kept:
-            return
-        if fresh is not None and len(fresh):
-            state.write = int(fresh[0])
-        elif state.spare is not None:
-            state.write, state.spare = state.spare, None
-        else:
-            state.kept, state.kept_at = None, -1
 
     def _slide(self, lease: Lease) -> None:
         """Let go of window pages that neither a later token nor the next commit needs."""
@@ -333,16 +216,8 @@ class PrefixCache:
             self._consume(lease)
         lease.length = stop
         for c in self._points:
-            state = lease.states(c)
-            if state.read_locked:
-                self._unlock_state(lease, c)
-            if state.read not in (None, state.write, state.kept) and not state.read_locked:
-                state.spare = state.read
-            state.read, state.read_locked = state.write, False
-            if stop % self.page_size == 0:
-                if state.kept not in (None, state.write):
-                    state.spare = state.kept
-                state.kept, state.kept_at = state.write, stop
+            self._unlock_state(lease, c)
+            lease.states(c).has_written(stop, keep=stop % self.page_size == 0)
 
     def _consume(self, lease: Lease) -> None:
         """The boundary has been read: refresh it, count it, and keep a copy as the policy says."""
@@ -358,8 +233,6 @@ class PrefixCache:
         if lease.lock_start[component] is not None:
             self.tree.device.unlock(lease.node, component)
             lease.lock_start[component] = None
-        state = lease.states(component)
-        state.read, state.read_locked = None, False
 
     # ---- commit and release ----------------------------------------------------------------------
 
@@ -422,27 +295,15 @@ class PrefixCache:
         self, lease: Lease, node: Node, states: dict[int, tuple[int, int]], taken: set[int]
     ) -> None:
         """Lock the new boundary, then let go of the old one."""
-        reading = set()
-        for c, (at, slot) in states.items():
-            state = lease.states(c)
-            state.kept, state.kept_at = None, -1
-            current = state.read == slot
-            if c in taken:
-                if current:
-                    reading.add(c)
-                if state.write == slot:
-                    state.write = None
-            elif not current:
-                state.spare = slot
-            assert at <= node.end
+        for c in states:
+            lease.states(c).has_published(taken=c in taken)
         old, starts = lease.node, lease.lock_start
         lease.node = node
         lease.lock_start = self.tree.lock(node, states=False)
-        for c in reading:
-            # The next forward pass starts from this state, which is now the tree's.
-            self.tree.device.lock(node, c)
-            lease.lock_start[c] = node.end
-            lease.states(c).read_locked = True
+        for c in states:
+            if lease.states(c).read_locked:  # the next forward pass starts from what is the tree's
+                self.tree.device.lock(node, c)
+                lease.lock_start[c] = node.end
         self.tree.unlock(old, starts)
         for c in self._paged:
             lease.pages(c).owned_from = node.end // self.page_size

@@ -108,6 +108,49 @@ class StateTable:
     spare: int | None = None
 
     @property
+    def is_wanting(self) -> bool:
+        """Whether there is no slot to write to that may be overwritten."""
+        return self.write is None or self.write == self.kept
+
+    @property
+    def needs_slot(self) -> bool:
+        """Whether a new slot must be found to write to."""
+        return self.is_wanting and self.spare is None
+
+    def choose_write(self, fresh: int | None) -> None:
+        """Where the next forward pass writes: the slot in use, `fresh`, the spare one, or else
+        over the kept state, which is then kept no longer."""
+        if not self.is_wanting:
+            return
+        if fresh is not None:
+            self.write = fresh
+        elif self.spare is not None:
+            self.write, self.spare = self.spare, None
+        else:
+            self.kept, self.kept_at = None, -1
+
+    def has_written(self, stop: int, keep: bool) -> None:
+        """A forward pass has left the state of `stop` tokens in `write`; `keep` it, or go on."""
+        if not self.read_locked and self.read not in (None, self.write, self.kept):
+            self.spare = self.read
+        self.read, self.read_locked = self.write, False
+        if keep:
+            if self.kept not in (None, self.write):
+                self.spare = self.kept
+            self.kept, self.kept_at = self.write, stop
+
+    def has_published(self, taken: bool) -> None:
+        """The kept state was offered to the tree, which has `taken` its slot or had one."""
+        slot, current = self.kept, self.read == self.kept
+        self.kept, self.kept_at = None, -1
+        if taken:
+            self.read_locked = current
+            if self.write == slot:
+                self.write = None
+        elif not current:
+            self.spare = slot
+
+    @property
     def owned(self) -> list[int]:
         """The distinct request-owned slots."""
         slots = {self.write, self.kept, self.spare}

@@ -20,6 +20,7 @@ LAYERS = (
     ("tree", "pools"),
     ("tiers",),
     ("lease",),
+    ("grants",),
     ("cache", "audit"),
     ("options",),
     ("engine",),

@@ -52,8 +52,6 @@ def state_lock_not_released(patch: Patch) -> None:
     """A state stays locked after it has been read."""
 
     def unlock(self: PrefixCache, lease: Lease, component: int) -> None:
-        state = lease.states(component)
-        state.read, state.read_locked = None, False
         lease.lock_start[component] = None
 
     patch.setattr(PrefixCache, "_unlock_state", unlock)
