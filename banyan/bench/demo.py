@@ -32,6 +32,7 @@ from banyan.errors import BanyanError
 DOCUMENT_TOKENS = 1024
 DEVICE_DOCUMENTS = 2
 """Documents that the device pools hold, with their questions and answers."""
+CHAT_QUESTION = "Which method is called to create a new instance of a class?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ def _introduce(
 
 def _ask_twice(bench: Benchmark, url: str, document: Document) -> tuple[Receipt, Receipt]:
     """Ask about a document, ask about all others, and ask again."""
-    content = f"{document.text}\n\n{QUESTIONS[0]}"
+    content = f"{document.text}\n\n{CHAT_QUESTION}"
     name = target.served_model(url)
     bench.console.rule(f"A chat question about {document.title!r}")
     first = _chat(bench.console, url, name, content)
@@ -147,6 +148,7 @@ def _chat(console: Console, url: str, model: str, content: str) -> Receipt:
         "model": model,
         "messages": [{"role": "user", "content": content}],
         "max_tokens": 48,
+        "stop": ["\n\n"],
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
