@@ -8,6 +8,7 @@ the lower half, so a handle on a boundary survives every split.
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -45,6 +46,19 @@ class Holding:
         self.used: list[int] = [0] * components
         self.queued: list[OrderKey | None] = [None] * components
         self.kids = 0
+
+
+@cache
+def nothing(components: int) -> Holding:
+    """What a tier holds for a node that it has nothing of: one record for all, never written to.
+
+    Most nodes of a busy tree are on one tier only; without their own empty records they are a third
+    smaller. `TierIndex.add` gives a node its own when it gets data.
+    """
+    holding = Holding(components)
+    for name in ("slots", "locks", "used", "queued"):
+        setattr(holding, name, tuple(getattr(holding, name)))  # a write would raise
+    return holding
 
 
 class Claim:
@@ -95,7 +109,7 @@ class Node:
         self.start = start
         self.end = end
         self.children: dict[bytes, Node] = {}
-        self.on = (Holding(components), Holding(components))
+        self.on = [Holding(components), nothing(components)]
         self.stamp = self.hits = self.born = self.priority = 0
         self.claims: list[Claim] | None = None
 

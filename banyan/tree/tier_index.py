@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from banyan.tree.lazy_queue import Entry, LazyQueue
-from banyan.tree.node import Holding, Node, OrderKey, Slots, Tier
+from banyan.tree.node import Holding, Node, OrderKey, Slots, Tier, nothing
 
 _SLACK = 64
 
@@ -41,7 +41,7 @@ class TierIndex:
 
     def add(self, node: Node, component: int, slots: Slots) -> None:
         """Give `node` data of `component`. Cost: O(log n). Mutates node, totals, queue."""
-        holding = node.on[self.tier]
+        holding = self._own_holding(node)
         assert holding.slots[component] is None, (node, component)
         holding.slots[component] = slots
         if holding.locks[component]:
@@ -49,8 +49,16 @@ class TierIndex:
         else:
             self.evictable[component] += len(slots)
         if component == 0 and node.parent is not None:
-            node.parent.on[self.tier].kids += 1
+            self._own_holding(node.parent).kids += 1
         self.enqueue(node, component)
+
+    def _own_holding(self, node: Node) -> Holding:
+        """This tier's record of `node`, made (as recent as the device's) when there is none."""
+        width = len(self.evictable)
+        if node.on[self.tier] is nothing(width):
+            node.on[self.tier] = Holding(width)
+            node.on[self.tier].used[:] = node.on[Tier.DEVICE].used
+        return node.on[self.tier]
 
     def remove(self, node: Node, component: int) -> Slots:
         """Take `component`'s unlocked data away from `node`; returns its slots."""

@@ -23,7 +23,7 @@ from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
 from banyan.tree.keys import TOKEN_BYTES, common_bytes
 from banyan.tree.match import Coverage, Match, coverage_of, match_key
-from banyan.tree.node import Claim, Node, Slots, Tier
+from banyan.tree.node import Claim, Holding, Node, Slots, Tier, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
@@ -76,6 +76,7 @@ class Tree:
         self.policy = policy or Lru()
         self.need: Coverage = coverage_of(spec)
         self.width = len(spec.components)
+        self._nothing = nothing(self.width)
         self.roots: dict[bytes, Node] = {}
         self.detached: list[Node] = []
         self._roots_limit = _MIN_ROOTS
@@ -183,7 +184,10 @@ class Tree:
         return upper
 
     def _split_holding(self, index: TierIndex, node: Node, upper: Node, pages: int) -> None:
-        low, high = node.on[index.tier], upper.on[index.tier]
+        low = node.on[index.tier]
+        if low is self._nothing:
+            return
+        high = upper.on[index.tier] = Holding(self.width)
         for c, component in enumerate(self.spec.components):
             if not component.reach.page_shaped:
                 continue
@@ -265,10 +269,15 @@ class Tree:
         for c, reach in self.need.windows:
             n = node
             while n.parent is not None and n.end > node.end - reach:
-                n.on[0].used[c] = n.on[1].used[c] = self.tick
+                self._stamp(n, c)
                 n = n.parent
         for c in self.need.points:
-            node.on[0].used[c] = node.on[1].used[c] = self.tick
+            self._stamp(node, c)
+
+    def _stamp(self, node: Node, component: int) -> None:
+        for holding in node.on:
+            if holding is not self._nothing:
+                holding.used[component] = self.tick
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
