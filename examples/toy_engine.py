@@ -40,7 +40,8 @@ def ask(tokens):
     """One prompt: match, acquire, compute what is missing chunk by chunk, commit, release."""
     CACHE.poll()
     key = encode_tokens(tokens)
-    lease = CACHE.acquire(CACHE.match(key))
+    while (lease := CACHE.acquire_if_ready(CACHE.match(key))) is None:
+        CACHE.poll()  # copies still run that hold the slots of its load-back
     while lease.length < len(tokens):
         stop = min(lease.length + CHUNK, len(tokens))
         while CACHE.allocate(lease, stop) is AllocateOutcome.PENDING:
