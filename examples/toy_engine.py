@@ -16,9 +16,8 @@ from banyan.tree import encode_tokens
 
 PAGE, CHUNK = 4, 16
 SPEC = CacheSpec((Component("full", Full(), (Buffer("sum", 0, (1,), "int32"),)),), PAGE)
-PLAN = plan_sizes(
-    SPEC, device_bytes=320, host_bytes=2048, max_running=1, chunk=CHUNK, state_interval=None
-)
+SIZES = {"device_bytes": 320, "host_bytes": 2048, "max_running": 1, "chunk": CHUNK}
+PLAN = plan_sizes(SPEC, **SIZES, state_interval=None)
 STACK = assemble(SPEC, PLAN)
 CACHE = PrefixCache(STACK, ThreadedCopyEngine(STACK, clock=time.monotonic))
 
@@ -54,10 +53,7 @@ def ask(tokens):
 
 
 if __name__ == "__main__":
-    prompts = {
-        name: list(range(start, start + 40))
-        for name, start in zip("ABCD", (0, 100, 200, 300), strict=True)
-    }
+    prompts = {name: list(range(100 * i, 100 * i + 40)) for i, name in enumerate("ABCD")}
     print(f"{'prompt':8}{'answer':>8}{'computed':>10}{'device':>8}{'host':>6}")
     for name in "AABCDA":
         answer, computed, device, host = ask(prompts[name])
