@@ -26,6 +26,7 @@ from banyan.pools.allocator import SlotAllocator
 from banyan.pools.assembler import PoolStack
 from banyan.pools.device import DevicePool
 from banyan.spec import CacheSpec
+from tests.support.plain import reference_generate as reference_generate
 
 torch.set_num_threads(1)
 
@@ -160,21 +161,6 @@ class Sequencer:
             logits = self.step(tables, out[-1:], len(prompt) + len(out) - 1)
             out.append(int(logits.argmax()))
         return out
-
-
-def reference_generate(model: Any, prompt: Sequence[int], new: int) -> list[int]:
-    """What `transformers` itself answers greedily, never stopping early."""
-    ids = torch.tensor([list(prompt)])
-    with torch.inference_mode():
-        out = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=new,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
-    return [int(t) for t in out[0, len(prompt) :]]
 
 
 def bare_logits(model: Any, chunks: Sequence[Sequence[int]]) -> torch.Tensor:

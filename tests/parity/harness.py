@@ -13,6 +13,7 @@ from banyan.engine.messages import GenerateRequest, Output, Sampling, Usage
 from banyan.engine.models import LoadedModel
 from banyan.options import ServeOptions
 from banyan.tree import Tier
+from tests.support.plain import reference_generate
 
 MIB = 1 << 20
 
@@ -115,17 +116,4 @@ def prompts_of(
 
 def plain_answers(model: Any, prompts: Sequence[list[int]], max_tokens: int) -> list[list[int]]:
     """What `transformers` itself answers greedily with a cache of its own."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        with torch.inference_mode():
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )
-        answers.append([int(token) for token in out[0, len(prompt) :]])
-    return answers
+    return [reference_generate(model, prompt, max_tokens) for prompt in prompts]
