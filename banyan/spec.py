@@ -8,11 +8,12 @@ torch nor transformers. Everything here is immutable and may be used from any th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from banyan.errors import SpecError
+from banyan.observe import LayerData, observe_config
 
 DTYPE_BYTES: dict[str, int] = {
     "float64": 8,
@@ -86,23 +87,28 @@ class Buffer:
     Args:
         name: what it holds, such as `k`, `v`, `conv`, `recurrent`.
         layer: the model layer it belongs to.
-        shape: per token for `Full` and `Window`, per state for `Point`.
+        shape: per entry for `Full` and `Window`, per state for `Point`.
         dtype: a key of `DTYPE_BYTES`.
+        stride: tokens per entry of a `Full` component: 1, or more where a layer keeps one
+            compressed entry for each `stride` tokens. Pages are whole multiples of it.
     """
 
     name: str
     layer: int
     shape: tuple[int, ...]
     dtype: str = "float32"
+    stride: int = 1
 
     def __post_init__(self) -> None:
+        if self.stride < 1:
+            raise SpecError(f"buffer {self.name}: a stride of {self.stride} tokens; use 1 or more")
         if self.dtype not in DTYPE_BYTES:
             known = ", ".join(DTYPE_BYTES)
             raise SpecError(f"buffer {self.name}: unknown dtype {self.dtype!r}; use one of {known}")
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one token's entry (page-shaped) or of one state."""
+        """Bytes of one entry: of a token, of `stride` tokens, or of a state."""
         return math.prod(self.shape) * DTYPE_BYTES[self.dtype]
 
 
@@ -115,13 +121,19 @@ class Component:
     buffers: tuple[Buffer, ...] = ()
 
     @property
-    def entry_bytes(self) -> int:
-        """Bytes per token (page-shaped) or per state, all layers."""
-        return sum(b.entry_bytes for b in self.buffers)
+    def entry_bytes(self) -> float:
+        """Bytes per token (page-shaped; a fraction where strides do not divide them) or per state,
+        all layers."""
+        exact = math.fsum(b.entry_bytes / b.stride for b in self.buffers)
+        return int(exact) if exact.is_integer() else exact
 
     def record_bytes(self, page_size: int) -> int:
         """Bytes of one slot, all layers: a page's or a state's record."""
-        return self.entry_bytes * (page_size if self.reach.page_shaped else 1)
+        return sum(b.entry_bytes * self.entries(b, page_size) for b in self.buffers)
+
+    def entries(self, buffer: Buffer, page_size: int) -> int:
+        """Entries of `buffer` in one slot."""
+        return page_size // buffer.stride if self.reach.page_shaped else 1
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -157,6 +169,16 @@ class CacheSpec:
         owners = [(b.layer, b.name) for c in self.components for b in c.buffers]
         if len(set(owners)) != len(owners):
             raise SpecError("two buffers share one (layer, name)")
+        for component in self.components:
+            for b in component.buffers:
+                if b.stride > 1 and not isinstance(component.reach, Full):
+                    raise SpecError(f"buffer {b.name}: only a Full component may have a stride")
+                if self.page_size % b.stride:
+                    raise SpecError(
+                        f"page size {self.page_size} is no multiple of {b.stride}, the tokens that "
+                        f"layer {b.layer} keeps in one entry of {b.name!r}; use a page size of "
+                        f"{math.lcm(*(x.stride for x in component.buffers))} or a multiple"
+                    )
 
     @property
     def num_layers(self) -> int:
@@ -169,7 +191,7 @@ class CacheSpec:
 
     @staticmethod
     def from_config(config: Any, page_size: int = 16, dtype: str | None = None) -> CacheSpec:
-        """Derive the spec from a transformers config, by its layer types alone.
+        """Derive the spec from a transformers config, by what a model of it would cache.
 
         Args:
             config: a `transformers` text config (or one that has a text part).
@@ -177,118 +199,60 @@ class CacheSpec:
             dtype: dtype of the model's activations; default, the config's own, else float32.
 
         Raises:
-            SpecError: a layer type or shape that no component can hold, with what and why.
+            SpecError: a layer that no component can hold, with what and why.
+
+        Cost: a trial run of a skeleton without weights, see `observe_config`.
         """
         return _from_config(config, page_size, dtype)
+
+    @staticmethod
+    def from_layers(layers: Sequence[LayerData], page_size: int = 16) -> CacheSpec:
+        """The spec of a model whose layers keep `layers`, as `observe_model` reports them.
+
+        Raises:
+            SpecError: nothing is cached at all, or the page size does not fit a stride.
+        """
+        if not any(layer.held for layer in layers):
+            raise SpecError("no layer of this model caches anything")
+        return CacheSpec(tuple(_components_of(layers)), page_size)
 
 
 # ---- derivation from a transformers config -------------------------------------------------------
 
-LayerKind: TypeAlias = Literal["full", "window", "state", "none"]
-
-_KIND_OF_TYPE: dict[str, tuple[LayerKind, ...]] = {
-    "full_attention": ("full",),
-    "sliding_attention": ("window",),
-    "linear_attention": ("state",),
-    "moe": ("none",),
-    "mlp": ("none",),
-}
-
 
 def _from_config(config: Any, page_size: int, dtype: str | None) -> CacheSpec:
+    if getattr(config, "is_encoder_decoder", False):
+        raise SpecError(
+            f"{_model_type(config)!r} is an encoder-decoder model, whose prompt is not a prefix of "
+            "its answer; use a decoder-only model"
+        )
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    _refuse_unsupported(text)
     dtype = dtype or str(getattr(text, "dtype", None) or "float32").removeprefix("torch.")
+    if dtype not in DTYPE_BYTES:
+        raise SpecError(f"unknown dtype {dtype!r}; use one of {', '.join(DTYPE_BYTES)}")
+    return CacheSpec.from_layers(observe_config(text, dtype), page_size)
+
+
+def _components_of(layers: Sequence[LayerData]) -> Iterator[Component]:
+    """One `Full`, one `Window` for each size, one `Point`, of those that hold anything."""
     full: list[Buffer] = []
     windows: dict[int, list[Buffer]] = {}
     states: list[Buffer] = []
-    for layer, layer_type in enumerate(_layer_types(text)):
-        if layer_type not in _KIND_OF_TYPE:
-            known = ", ".join(_KIND_OF_TYPE)
-            raise SpecError(
-                f"layer {layer} of {_model_type(text)!r} has type {layer_type!r}, which no "
-                f"component holds yet; supported layer types: {known}"
-            )
-        for kind in _KIND_OF_TYPE[layer_type]:
-            if kind == "full":
-                full.extend(_attention_buffers(text, layer, dtype))
-            elif kind == "window":
-                size = _required(text, "sliding_window", f"sliding layer {layer}")
-                windows.setdefault(size, []).extend(_attention_buffers(text, layer, dtype))
-            elif kind == "state":
-                states.extend(_gated_delta_buffers(text, layer, dtype))
-    components = [Component("full", Full(), tuple(full))]
+    for index, layer in enumerate(layers):
+        for held in layer.held:
+            buffer = Buffer(held.name, index, held.shape, held.dtype, held.stride)
+            if not held.per_token:
+                states.append(buffer)
+            elif layer.window is None or held.stride > 1:
+                full.append(buffer)
+            else:
+                windows.setdefault(layer.window, []).append(buffer)
+    yield Component("full", Full(), tuple(full))
     for size, buffers in sorted(windows.items()):
         name = "window" if len(windows) == 1 else f"window{size}"
-        components.append(Component(name, Window(size), tuple(buffers)))
+        yield Component(name, Window(size), tuple(buffers))
     if states:
-        components.append(Component("state", Point(), tuple(states)))
-    return CacheSpec(tuple(components), page_size)
-
-
-def _layer_types(text: Any) -> Iterable[str]:
-    """The config's layer types; where it names none, those its own fields imply."""
-    types = getattr(text, "layer_types", None)
-    if types is not None:
-        return [str(t) for t in types]
-    sliding = getattr(text, "sliding_window", None) is not None
-    count = int(_required(text, "num_hidden_layers", "the model"))
-    return ["sliding_attention" if sliding else "full_attention"] * count
-
-
-def _refuse_unsupported(text: Any) -> None:
-    """Raise for fields that change what is cached in ways no component describes yet."""
-    refused = {
-        "kv_lora_rank": "latent attention (MLA)",
-        "index_topk": "indexed sparse attention",
-        "kv_sharing_modes": "layers that share another layer's KV",
-        "num_kv_shared_layers": "layers that share another layer's KV",
-        "attention_chunk_size": "chunked attention",
-        "compress_ratios": "compressed attention",
-        "is_encoder_decoder": "an encoder-decoder model",
-    }
-    for field, what in refused.items():
-        if getattr(text, field, None):
-            raise SpecError(
-                f"{_model_type(text)!r} uses {what} ({field}={getattr(text, field)!r}), "
-                "which no component holds yet"
-            )
-
-
-def _attention_buffers(text: Any, layer: int, dtype: str) -> tuple[Buffer, Buffer]:
-    heads = int(_required(text, "num_attention_heads", f"attention layer {layer}"))
-    kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
-    hidden = int(_required(text, "hidden_size", f"attention layer {layer}"))
-    head_dim = int(getattr(text, "head_dim", None) or hidden // heads)
-    shape = (kv_heads, head_dim)
-    return Buffer("k", layer, shape, dtype), Buffer("v", layer, shape, dtype)
-
-
-def _gated_delta_buffers(text: Any, layer: int, dtype: str) -> tuple[Buffer, Buffer]:
-    """Conv and recurrent state of a gated delta net layer (the latter is kept in float32)."""
-    where = f"linear-attention layer {layer}"
-    key_heads, value_heads, key_dim, value_dim, kernel = (
-        int(_required(text, f"linear_{field}", where))
-        for field in (
-            "num_key_heads",
-            "num_value_heads",
-            "key_head_dim",
-            "value_head_dim",
-            "conv_kernel_dim",
-        )
-    )
-    channels = 2 * key_heads * key_dim + value_heads * value_dim
-    return (
-        Buffer("conv", layer, (channels, kernel), dtype),
-        Buffer("recurrent", layer, (value_heads, key_dim, value_dim), "float32"),
-    )
-
-
-def _required(text: Any, field: str, where: str) -> Any:
-    value = getattr(text, field, None)
-    if value is None:
-        raise SpecError(f"{_model_type(text)!r}: {where} needs the config field {field!r}")
-    return value
+        yield Component("state", Point(), tuple(states))
 
 
 def _model_type(text: Any) -> str:

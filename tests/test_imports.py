@@ -16,6 +16,7 @@ ROOT = Path(banyan.__file__).parent
 
 LAYERS = (
     ("errors",),
+    ("observe",),
     ("spec",),
     ("tree", "pools"),
     ("tiers",),

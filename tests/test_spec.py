@@ -8,26 +8,28 @@ import pytest
 import torch
 from transformers import (
     AutoModelForCausalLM,
-    DeepseekV3Config,
+    CLIPTextConfig,
+    DeepseekV4Config,
     DynamicCache,
-    FalconH1Config,
     Gemma3Config,
-    Gemma3nTextConfig,
     Gemma3TextConfig,
     GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
-    Mamba2Config,
-    MambaConfig,
     MistralConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3NextConfig,
+    RwkvConfig,
     T5Config,
+    cache_utils,
+    xLSTMConfig,
 )
 
 from banyan.errors import SpecError
+from banyan.observe import Held, LayerData, observe_config, observe_model
 from banyan.spec import Buffer, CacheSpec, Component, Full, Point, Window
+from tests.support.families import FAMILIES, config_of
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 64,
@@ -135,36 +137,115 @@ def test_a_multimodal_config_gives_its_text_part() -> None:
     assert CacheSpec.from_config(whole) == CacheSpec.from_config(text)
 
 
-def test_head_size_and_kv_heads_default_to_those_of_the_queries() -> None:
-    class Text:
-        layer_types = ("sliding_attention", "full_attention")
-        num_attention_heads, hidden_size, sliding_window = 4, 64, 32
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_skeleton_keeps_what_the_real_model_keeps(family: str, dtype: str) -> None:
+    """The config alone and the model with weights give the same spec."""
+    config = config_of(family)
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
+    assert observe_model(model) == observe_config(config, dtype)
 
-    spec = CacheSpec.from_config(Text())
-    assert [c.name for c in spec.components] == ["full", "window"]
-    assert {b.shape for c in spec.components for b in c.buffers} == {(4, 16)}
+
+def test_a_config_is_not_changed() -> None:
+    config = config_of("qwen3_next")
+    before = config.to_json_string(use_diff=False)
+    CacheSpec.from_config(config)
+    assert config.to_json_string(use_diff=False) == before
 
 
-def test_a_missing_field_is_named() -> None:
-    class Text:
-        model_type = "odd"
-        layer_types = ("sliding_attention",)
-        num_attention_heads, hidden_size = 4, 64
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("deepseek_v32", {"full": {"k": (1, 32), "v": (1, 8), "indexer": (32,)}}),
+        ("mimo_v2_flash", {"full": {"k": (2, 24), "v": (2, 16)}}),
+        ("lfm2", {"full": {"k": (2, 16), "v": (2, 16)}, "state": {"conv": (64, 3)}}),
+        ("minimax", {"full": {"k": (2, 16), "v": (2, 16)}, "state": {"recurrent": (4, 16, 16)}}),
+        ("mamba", {"full": {}, "state": {"conv": (96, 4), "recurrent": (96, 8)}}),
+    ],
+)
+def test_shapes_by_component(family: str, expected: dict[str, Any]) -> None:
+    spec = CacheSpec.from_config(config_of(family))
+    got = {c.name: {b.name: b.shape for b in c.buffers} for c in spec.components}
+    assert {name: got[name] for name in expected} == expected
 
-    with pytest.raises(SpecError, match="'odd': sliding layer 0 needs the config field 'sliding_w"):
-        CacheSpec.from_config(Text())
+
+def test_layers_that_use_another_layers_keys_keep_nothing() -> None:
+    spec = CacheSpec.from_config(config_of("gemma4_text"))
+    assert {c.name: c.layers for c in spec.components} == {"full": (2,), "window": (0, 1, 3)}
+
+
+def test_a_layer_with_attention_and_state_is_in_both_components() -> None:
+    spec = CacheSpec.from_config(config_of("falcon_h1"))
+    assert [(c.name, c.layers) for c in spec.components] == [
+        ("full", (0, 1, 2, 3)),
+        ("state", (0, 1, 2, 3)),
+    ]
+
+
+def test_chunked_attention_looks_back_a_chunk() -> None:
+    config = Llama4TextConfig(
+        **SHAPE,
+        num_hidden_layers=4,
+        attention_chunk_size=24,
+        num_local_experts=2,
+        intermediate_size_mlp=32,
+    )
+    spec = CacheSpec.from_config(config)
+    assert [(str(c.reach), c.layers) for c in spec.components] == [
+        ("full", (3,)),
+        ("window(24)", (0, 1, 2)),
+    ]
+
+
+def test_several_windows_are_components_of_their_own() -> None:
+    def keys(layer: int, window: int | None) -> LayerData:
+        return LayerData(window, (Held("k", (2, 4), "float32", True),))
+
+    spec = CacheSpec.from_layers([keys(0, 8), keys(1, 32), keys(2, None), keys(3, 8)], 4)
+    assert [(c.name, str(c.reach), c.layers) for c in spec.components] == [
+        ("full", "full", (2,)),
+        ("window8", "window(8)", (0, 3)),
+        ("window32", "window(32)", (1,)),
+    ]
+
+
+def test_compressed_entries_are_full_data_with_a_stride() -> None:
+    config = config_of("deepseek_v4")
+    full, window = CacheSpec.from_config(config, page_size=32).components
+    assert {(b.name, b.layer): b.stride for b in full.buffers if b.layer in (0, 1)} == {
+        ("compressor_entry", 0): 16,
+        ("compressor_entry", 1): 4,
+        ("indexer_entry", 1): 4,
+    }
+    assert full.record_bytes(32) == 4 * 32 * (2 * (32 // 16) + 4 * (32 // 4))
+    assert full.entry_bytes == 4 * 32 * (2 / 16 + 4 / 4)
+    assert {b.name for b in window.buffers if b.layer == 0} == {
+        "k", "compressor_kv", "compressor_gate",
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=r"page size 8 is no multiple of 16.*use a page size of 16"):
+        CacheSpec.from_config(config, page_size=8)
 
 
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (DeepseekV3Config(), r"deepseek_v3.*latent attention \(MLA\) \(kv_lora_rank=512\)"),
-        (Llama4TextConfig(), "llama4_text.*chunked attention"),
-        (Gemma3nTextConfig(), "gemma3n_text.*share another layer's KV"),
-        (T5Config(), "t5.*encoder-decoder"),
-        (MambaConfig(), "'mamba': linear-attention layer 0 needs the config field"),
-        (Mamba2Config(), "'mamba2': linear-attention layer 0 needs the config field"),
-        (FalconH1Config(), "layer 0 of 'falcon_h1' has type 'hybrid', which no component holds"),
+        (T5Config(), "'t5' is an encoder-decoder model"),
+        (RwkvConfig(num_hidden_layers=2, hidden_size=32), "no layer of this model caches"),
+        (
+            xLSTMConfig(num_hidden_layers=2, hidden_size=64, num_heads=2),
+            "a trial run of 'xlstm' failed.*rnn_state",
+        ),
+        (
+            DeepseekV4Config(
+                num_hidden_layers=2,
+                sliding_window=4,
+                layer_types=["compressed_sparse_attention"] * 2,
+                num_nextn_predict_layers=0,
+            ),
+            "layer 0 of 'deepseek_v4' looks back 8 tokens to compress them",
+        ),
+        (CLIPTextConfig(), "builds no causal language model of 'clip_text_model'"),
     ],
 )
 def test_what_no_component_holds_is_refused_with_what_and_why(config: Any, message: str) -> None:
@@ -172,14 +253,18 @@ def test_what_no_component_holds_is_refused_with_what_and_why(config: Any, messa
         CacheSpec.from_config(config)
 
 
-def test_an_unknown_layer_type_is_named() -> None:
-    class Text:
-        model_type = "novel"
-        layer_types = ("full_attention", "psychic_attention")
-        num_attention_heads, hidden_size = 4, 64
+def test_a_cache_layer_that_nobody_knows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Novel(cache_utils.DynamicLayer):  # type: ignore[misc]
+        """A layer class of a later transformers."""
 
-    with pytest.raises(SpecError, match="layer 1 of 'novel' has type 'psychic_attention'"):
-        CacheSpec.from_config(Text())
+    monkeypatch.setitem(cache_utils.DYNAMIC_LAYER_TYPE_MAPPING, "full_attention", Novel)
+    with pytest.raises(SpecError, match="layer 0 of 'llama' keeps its data in a Novel, which no"):
+        CacheSpec.from_config(LlamaConfig(**SHAPE, num_hidden_layers=1, rms_norm_eps=0.125))
+
+
+def test_an_unknown_dtype_is_named() -> None:
+    with pytest.raises(SpecError, match="unknown dtype 'float8'; use one of float64, float32"):
+        CacheSpec.from_config(LlamaConfig(**SHAPE), dtype="float8")
 
 
 @pytest.mark.parametrize(
@@ -196,6 +281,17 @@ def test_an_unknown_layer_type_is_named() -> None:
             lambda: CacheSpec((Component("a", Full(), (Buffer("k", 0, (1,)),) * 2),), 16),
             "share one",
         ),
+        (lambda: Buffer("k", 0, (1,), stride=0), "stride of 0"),
+        (
+            lambda: CacheSpec(
+                (
+                    Component("a", Full()),
+                    Component("w", Window(4), (Buffer("k", 0, (1,), stride=2),)),
+                )
+            ),
+            "only a Full component may have a stride",
+        ),
+        (lambda: CacheSpec.from_layers([LayerData(None, ())]), "no layer of this model caches"),
     ],
 )
 def test_specs_that_contradict_themselves_are_refused(build: Any, message: str) -> None:

@@ -8,7 +8,7 @@ named. Used by the runner, on the thread that runs the model: `begin`, forward, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,19 +20,23 @@ from transformers.cache_utils import (
     LinearAttentionCacheLayerMixin,
 )
 
+from banyan.engine.compressed import GroupPlan, GroupStore, plan_groups
 from banyan.engine.plans import PagePlan, SeqInput, StatePlan, plan_pages, plan_states
+from banyan.engine.scan import hand_over
 from banyan.errors import SpecError
 from banyan.pools.device import DevicePool
-from banyan.spec import CacheSpec, Window
+from banyan.spec import CacheSpec, Component, Window
 from banyan.tiers.ops import CopyTicket
 
 
 class Pass:
-    """What the layers share during one forward: the plans by component, and whom to wait for."""
+    """What the layers share during one forward: the plans by component (of groups of tokens: by
+    stride), and whom to wait for."""
 
-    __slots__ = ("pages", "states", "tickets")
+    __slots__ = ("groups", "pages", "states", "tickets")
 
     def __init__(self) -> None:
+        self.groups: dict[int, GroupPlan] = {}
         self.pages: dict[int, PagePlan] = {}
         self.states: dict[int, StatePlan] = {}
         self.tickets: list[CopyTicket] = []
@@ -48,7 +52,8 @@ class Pass:
 
 
 class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one layer, in the pages of a `Full` or `Window` component.
+    """Keys and values of one layer, in the pages of a `Full` or `Window` component; for sparse
+    attention the indexer's keys beside them, in the same slots.
 
     Args:
         shared: the current forward.
@@ -59,8 +64,8 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def __init__(self, shared: Pass, layer: int, component: int, pool: DevicePool) -> None:
         self._shared, self._layer, self._component = shared, layer, component
-        self._pages = (pool.buffers[layer, "k"], pool.buffers[layer, "v"])
-        self._rows = tuple(pages.flatten(0, 1) for pages in self._pages)
+        self._pages = {name: t for (at, name), t in pool.buffers.items() if at == layer}
+        self._rows = {name: pages.flatten(0, 1) for name, pages in self._pages.items()}
         self.is_sliding = isinstance(pool.component.reach, Window)
         self.keys = self.values = None
         self.is_initialized = True
@@ -88,20 +93,40 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
         if self._shared.tickets:
             self._shared.wait(self._layer)
         plan = self._shared.pages[self._component]
-        keys = self._store_and_take(0, key_states, plan)
-        return keys, self._store_and_take(1, value_states, plan)
+        keys = self._store_and_take("k", key_states.transpose(1, 2), plan)
+        values = self._store_and_take("v", value_states.transpose(1, 2), plan)
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
-    def _store_and_take(self, which: int, new: Tensor, plan: PagePlan) -> Tensor:
-        rows = self._rows[which]
-        entries = new.transpose(1, 2).flatten(0, 1)
+    def update_indexer(self, indexer_key_states: Tensor) -> Tensor:
+        """Store the indexer's keys of the new tokens and return all, oldest first.
+
+        Args:
+            indexer_key_states: dtype[batch, new_len, *shape].
+
+        Returns:
+            dtype[batch, key_len, *shape]; may be a view of the pool.
+
+        Raises:
+            CopyError: the load-back that these pages wait for failed.
+
+        Mutates: the pool rows of the new tokens.
+        """
+        if self._shared.tickets:
+            self._shared.wait(self._layer)
+        plan = self._shared.pages[self._component]
+        return self._store_and_take("indexer", indexer_key_states, plan)
+
+    def _store_and_take(self, name: str, new: Tensor, plan: PagePlan) -> Tensor:
+        """Write dtype[batch, new_len, *shape], return dtype[batch, key_len, *shape]."""
+        rows, entries = self._rows[name], new.flatten(0, 1)
         if isinstance(plan.write, slice):
             rows[plan.write] = entries
         else:
             rows.index_copy_(0, plan.write, entries)
-        return plan.read.take(self._pages[which], rows).transpose(1, 2)
+        return plan.read.take(self._pages[name], rows)
 
     def get_seq_length(self) -> int:
-        """Tokens before the new ones (sequence 0's)."""
+        """Tokens before the new ones (of the longest sequence; the others are padded to it)."""
         return self._shared.pages[self._component].start
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -126,7 +151,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         self._pass, self._index, self._states_of = shared, layer, component
         self._buffers = {name: t for (at, name), t in pool.buffers.items() if at == layer}
         self._held: dict[str, Tensor] = {}
-        self.number_of_states = 1
+        numbers = [name.lstrip(_LETTERS) or "0" for name in self._buffers]
+        self.number_of_states = 1 + max(map(int, numbers))
         self.record_past = False
 
     def lazy_initialization(self, *_: Any, **__: Any) -> None:
@@ -135,7 +161,8 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
     @property
     def has_previous_state(self) -> dict[int, bool]:
         """By state number, whether the forward has a state to start from."""
-        return {0: self._pass.states[self._states_of].read is not None}
+        known = self._pass.states[self._states_of].read is not None
+        return dict.fromkeys(range(self.number_of_states), known)
 
     def current(self, name: str) -> Tensor | None:
         """The state to start from, dtype[batch, *shape]; None when there is none.
@@ -186,21 +213,22 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
             dtype[batch, channels, n]: previous state (zeros to the kernel's width if there is
             none) and new inputs.
         """
-        width = self._buffers["conv"].shape[-1]
-        previous = self.current("conv")
+        name = state_name("conv", state_idx)
+        width = self._buffers[name].shape[-1]
+        previous = self.current(name)
         if previous is not None:
             full = torch.cat([previous, conv_states], dim=-1)
         else:
             short = max(0, width - conv_states.shape[-1])
             full = torch.nn.functional.pad(conv_states, (short, 0)) if short else conv_states
-        self.store("conv", full[..., -width:])
+        self.store(name, full[..., -width:])
         return full
 
     def update_recurrent_state(
         self, recurrent_states: Tensor, state_idx: int = 0, **_: Any
     ) -> Tensor:
         """Keep the state after the new tokens, dtype[batch, *shape]."""
-        return self.store("recurrent", recurrent_states)
+        return self.store(state_name("recurrent", state_idx), recurrent_states)
 
     def finish(self) -> None:
         """Write what is still only held, and forget it."""
@@ -214,6 +242,25 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
     def abandon(self) -> None:
         """Forget what a failed forward held."""
         self._held.clear()
+
+
+class CompressedLayer(PagedLayer, GroupStore):
+    """A window of tokens whose keys are also their values, and compressed entries of all before."""
+
+    def __init__(
+        self, shared: Pass, layer: int, full: tuple[int, DevicePool], window: tuple[int, DevicePool]
+    ) -> None:
+        PagedLayer.__init__(self, shared, layer, *window)
+        GroupStore.__init__(self, shared, layer, full, window)
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """As `PagedLayer.update`, for keys alone."""
+        self._shared.wait(self._layer)
+        plan = self._shared.pages[self._component]
+        keys = self._store_and_take("k", key_states.transpose(1, 2), plan).transpose(1, 2)
+        return keys, keys
 
 
 class HybridLayer(PagedLayer, StateLayer):
@@ -242,15 +289,13 @@ class BanyanCache(Cache):  # type: ignore[misc]
         self._spec, self._shared = spec, Pass()
         self._device = pools[0].device
         self._used = [i for i, c in enumerate(spec.components) if c.buffers]
+        self._strides = sorted({b.stride for b in spec.components[0].buffers} - {1})
         layers = [_make_layer(spec, pools, self._shared, i) for i in range(num_layers)]
         self._state_layers = [layer for layer in layers if isinstance(layer, StateLayer)]
-        super().__init__(layers=layers)
+        Cache.__init__(self, layers=layers)
 
-    def begin(self, seqs: Sequence[SeqInput]) -> dict[int, PagePlan]:
+    def begin(self, seqs: Sequence[SeqInput]) -> None:
         """Point all layers at this forward's slots.
-
-        Returns:
-            The plans of the page-shaped components that have buffers, by component index.
 
         Raises:
             LeaseError: a table does not cover what the layers will read and write.
@@ -265,7 +310,21 @@ class BanyanCache(Cache):  # type: ignore[misc]
                 shared.pages[i] = plan_pages(seqs, i, reach, spec.page_size, self._device)
             else:
                 shared.states[i] = plan_states(seqs, i, self._device)
-        return shared.pages
+        for stride in self._strides:
+            shared.groups[stride] = self._plan_groups(seqs, stride)
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether a forward can take one sequence only."""
+        return bool(self._strides)
+
+    def _plan_groups(self, seqs: Sequence[SeqInput], stride: int) -> GroupPlan:
+        """Plan a stride's layers: their entries are in the first component, their tokens in the one
+        window component that these layers have."""
+        parts = self._spec.components
+        layer = next(b.layer for b in parts[0].buffers if b.stride == stride)
+        (window,) = (i for i in self._spec.layer_components(layer) if i)
+        return plan_groups(seqs[0], 0, window, self._spec.page_size, stride, self._device)
 
     def finish(self) -> None:
         """Write the states that modules changed in place; call once the forward has returned."""
@@ -273,18 +332,54 @@ class BanyanCache(Cache):  # type: ignore[misc]
             layer.finish()
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The layer's convolution state, dtype[batch, channels, kernel], or None at token 0."""
-        state: Tensor | None = self.layers[layer_idx].current("conv")
+        """A convolution state of the layer, dtype[batch, channels, kernel], or None at token 0."""
+        state: Tensor | None = self.layers[layer_idx].current(state_name("conv", state_idx))
         return state
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
-        """The layer's recurrent state, dtype[batch, *shape], or None at token 0."""
-        state: Tensor | None = self.layers[layer_idx].current("recurrent")
+        """A recurrent state of the layer, dtype[batch, *shape], or None at token 0."""
+        state: Tensor | None = self.layers[layer_idx].current(state_name("recurrent", state_idx))
+        hand_over(state)
         return state
 
+    def get_linear_cache(self, layer_idx: int) -> Tensor | None:
+        """`get_recurrent_state`, as models with a cache class of their own call it."""
+        return self.get_recurrent_state(layer_idx)
 
-_PAGED_BUFFERS = {"k", "v"}
+    def set_linear_cache(self, layer_idx: int, linear_cache: Tensor) -> None:
+        """`update_recurrent_state` as those models call it."""
+        self.layers[layer_idx].update_recurrent_state(linear_cache)
+
+
+def make_cache(
+    spec: CacheSpec, pools: Sequence[DevicePool], num_layers: int, own: type | None
+) -> BanyanCache:
+    """The cache for a model; of its own cache class as well, where it insists on one.
+
+    Raises:
+        SpecError: a layer has buffers that no layer class here reads.
+    """
+    kind: Callable[..., BanyanCache] = BanyanCache
+    if own is not None:
+        kind = type(f"Banyan{own.__name__}", (BanyanCache, own), {"__len__": Cache.__len__})
+    return kind(spec, pools, num_layers)
+
+
+def state_name(kind: str, number: int) -> str:
+    """The buffer of state `number` of a layer: `conv`, `recurrent`, and `conv1`, ... for others."""
+    return f"{kind}{number or ''}"
+
+
+_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_PAGED_BUFFERS = ({"k", "v"}, {"k", "v", "indexer"})
 _STATE_BUFFERS = {"conv", "recurrent"}
+
+
+def _is_compressed(component: Component, layer: int) -> bool:
+    """Whether the layer's buffers here are those of compressed attention: entries of whole groups,
+    or the projections that make them."""
+    own = [b for b in component.buffers if b.layer == layer]
+    return any(b.stride > 1 or b.name.endswith("_gate") for b in own)
 
 
 def _make_layer(spec: CacheSpec, pools: Sequence[DevicePool], shared: Pass, layer: int) -> Any:
@@ -295,15 +390,20 @@ def _make_layer(spec: CacheSpec, pools: Sequence[DevicePool], shared: Pass, laye
         component = spec.components[i]
         names = {b.name for b in component.buffers if b.layer == layer}
         page_shaped = component.reach.page_shaped
-        known = names == _PAGED_BUFFERS if page_shaped else names <= _STATE_BUFFERS
+        if page_shaped:
+            known = names in _PAGED_BUFFERS or _is_compressed(component, layer)
+        else:
+            known = {name.rstrip("0123456789") for name in names} <= _STATE_BUFFERS
         kind = paged if page_shaped else state
-        if not known or kind:
+        if not known or (kind and not _is_compressed(spec.components[0], layer)):
             raise SpecError(
                 f"layer {layer}: no cache layer reads buffers {sorted(names)} of component "
-                f"{component.name!r}; a layer has at most k and v in one page-shaped component, "
-                "conv and recurrent in one point component"
+                f"{component.name!r}; a layer has at most k, v and indexer in one page-shaped "
+                "component, conv and recurrent states in one point component"
             )
         kind.append((i, pools[i]))
+    if len(paged) == 2:
+        return CompressedLayer(shared, layer, paged[0], paged[1])
     if paged and state:
         return HybridLayer(shared, layer, paged[0], state[0])
     if paged:

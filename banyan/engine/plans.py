@@ -117,7 +117,7 @@ class PagePlan:
     """One forward's reads and writes of a `Full` or `Window` component.
 
     Args:
-        start: position of sequence 0's first new token.
+        start: tokens before the new ones, of the longest sequence.
         new_len: new tokens per sequence.
         lengths: keys of each sequence, the new ones included.
         window: the component's window in tokens, or None.
@@ -139,7 +139,7 @@ class PagePlan:
 
     @property
     def key_start(self) -> int:
-        """Position of sequence 0's first key, were it not padded."""
+        """Position of the first key of the longest sequence; the others are padded to it."""
         return self.start + self.new_len - self.key_len
 
 
@@ -184,7 +184,7 @@ def plan_pages(
         row[:-length], row[-length:] = own[-1], own
     read = RowsRead(_to(rows.reshape(-1), device), len(seqs))
     write = _to(rows[:, -1].copy(), device)
-    return PagePlan(seqs[0].start, 1, lengths, window, read, write)
+    return PagePlan(max(seq.start for seq in seqs), 1, lengths, window, read, write)
 
 
 def plan_states(seqs: Sequence[SeqInput], component: int, device: torch.device) -> StatePlan:

@@ -113,7 +113,7 @@ def randomize(model: Any, seed: int = SEED) -> None:
         for name, parameter in sorted(model.named_parameters()):
             if name.endswith("A_log"):
                 steps = torch.linspace(math.log(0.0005), math.log(0.05), parameter.numel())
-                parameter.copy_(steps)
+                parameter.copy_(steps.view_as(parameter))
             elif name.endswith(("q_norm.weight", "k_norm.weight")):
                 parameter.add_(0.5)
             elif parameter.ndim >= 2:

@@ -1,6 +1,7 @@
 """Runs a transformers model on Banyan's pools: tokens and page tables in, logits out.
 
-Owns the model call, its masks and positions. Knows no tree, no request and no scheduler. All calls
+Owns the model call and its positions. Masks are the model's own, made from what the cache says of
+its lengths, so they are those of `generate`. Knows no tree, no request and no scheduler. All calls
 come from one thread.
 """
 
@@ -12,22 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from banyan.engine.cache_layers import BanyanCache
-from banyan.engine.masks import attention_mask
-from banyan.engine.plans import PagePlan, SeqInput
+from banyan.engine.cache_layers import make_cache
+from banyan.engine.plans import SeqInput
+from banyan.engine.scan import continue_scans
 from banyan.errors import SpecError
+from banyan.observe import own_cache_class
 from banyan.pools.assembler import PoolStack
-from banyan.spec import CacheSpec, Full, Point, Reach, Window
+from banyan.spec import CacheSpec
 
 __all__ = ["Runner", "SeqInput"]
-
-_TYPE_OF_REACH: dict[type[Reach], str] = {
-    Full: "full_attention",
-    Window: "sliding_attention",
-    Point: "linear_attention",
-}
-
-Masks = dict[str, Tensor | None] | Tensor | None
 
 
 class Runner:
@@ -40,7 +34,7 @@ class Runner:
 
     Raises:
         SpecError: the spec and the model disagree about layers, or the model's attention
-            implementation does not take additive masks.
+            implementation is not one that has been tried.
     """
 
     def __init__(self, model: Any, spec: CacheSpec, stack: PoolStack) -> None:
@@ -48,15 +42,15 @@ class Runner:
         layers = int(config.num_hidden_layers)
         if spec.num_layers > layers:
             raise SpecError(f"the spec has {spec.num_layers} layers, the model {layers}")
+        _check_spec(spec, config, str(model.dtype).removeprefix("torch."))
+        continue_scans(model)
         self._model = model
-        self._cache = BanyanCache(spec, stack.device, layers)
+        self._cache = make_cache(spec, stack.device, layers, own_cache_class(config))
         self._device = stack.device[0].device
-        self._dtype: torch.dtype = model.dtype
+        self._pads = any(c.buffers and c.reach.page_shaped for c in spec.components)
         implementation = config._attn_implementation
         if implementation not in ("sdpa", "eager"):
             raise SpecError(f"attention implementation {implementation!r}: use sdpa or eager")
-        self._explicit = implementation == "eager"
-        self._mask_of = _mask_sources(config, spec)
         self._places = torch.arange(int(config.max_position_embeddings), device=self._device)
 
     def forward(self, seqs: Sequence[SeqInput]) -> Tensor:
@@ -77,11 +71,13 @@ class Runner:
         """
         if not seqs or (len(seqs) > 1 and any(len(seq.tokens) != 1 for seq in seqs)):
             raise ValueError("a forward takes one sequence, or several with one new token each")
+        if len(seqs) > 1 and self._cache.one_at_a_time:
+            return torch.cat([self.forward([seq]) for seq in seqs])
         with torch.inference_mode():
-            plans = self._cache.begin(seqs)
+            self._cache.begin(seqs)
             logits: Tensor = self._model(
                 input_ids=torch.tensor([list(seq.tokens) for seq in seqs], device=self._device),
-                attention_mask=self._masks(plans),
+                attention_mask=self._padding(seqs),
                 position_ids=self._positions(seqs),
                 cache=self._cache,
                 use_cache=True,
@@ -98,37 +94,39 @@ class Runner:
             return torch.arange(first.start, first.stop, device=self._device)[None]
         return torch.tensor([[seq.start] for seq in seqs], device=self._device)
 
-    def _masks(self, plans: dict[int, PagePlan]) -> Masks:
-        made: dict[int | None, Tensor | None] = {None: None}
-        for component, plan in plans.items():
-            made[component] = attention_mask(
-                plan, dtype=self._dtype, device=self._device, explicit=self._explicit
-            )
-        if isinstance(self._mask_of, dict):
-            return {kind: made[component] for kind, component in self._mask_of.items()}
-        return made[self._mask_of]
+    def _padding(self, seqs: Sequence[SeqInput]) -> Tensor | None:
+        """bool[batch, longest], False for what pads the shorter ones on the left; None without.
+
+        States are not padded, so a model with nothing else needs none.
+        """
+        stops = [seq.stop for seq in seqs]
+        longest = max(stops)
+        if min(stops) == longest or not self._pads:
+            return None
+        padding = longest - torch.tensor(stops, device=self._device)
+        return torch.arange(longest, device=self._device) >= padding[:, None]
 
 
-def _mask_sources(config: Any, spec: CacheSpec) -> dict[str, int | None] | int | None:
-    """Which component's mask the model wants: by layer type, or one for all its layers.
+def _check_spec(spec: CacheSpec, config: Any, dtype: str) -> None:
+    """Refuse a spec that describes another model: the model would read what is not there.
 
-    A model whose config names layer types takes a mapping from type to mask (hybrids of attention
-    and state take one per half, under the halves' type names); the others take a tensor.
+    Raises:
+        SpecError: naming the first buffer that differs.
     """
-    paged = [
-        next((i for i in spec.layer_components(n) if spec.components[i].reach.page_shaped), None)
-        for n in range(config.num_hidden_layers)
-    ]
-    types = getattr(config, "layer_types", None)
-    kinds = [str(kind) for kind in types or ["all"] * len(paged)]
-    wanted = set(zip(kinds, paged, strict=True))
-    sources = dict(wanted)
-    if len(sources) != len(wanted):
-        raise SpecError("layers of one type belong to different components, so need two masks")
-    if not types:
-        return sources["all"]
-    for i, component in enumerate(spec.components):
-        if component.buffers:
-            half = _TYPE_OF_REACH[type(component.reach)]
-            sources.setdefault(half, i if component.reach.page_shaped else None)
-    return sources
+    wanted, given = (
+        _buffers(s) for s in (CacheSpec.from_config(config, spec.page_size, dtype), spec)
+    )
+    for layer, name in sorted({**wanted, **given}):
+        if wanted.get((layer, name)) != given.get((layer, name)):
+            raise SpecError(
+                f"layer {layer}, buffer {name!r}: the model keeps {wanted.get((layer, name))}, the "
+                f"spec says {given.get((layer, name))}; derive it with CacheSpec.from_config"
+            )
+
+
+def _buffers(spec: CacheSpec) -> dict[tuple[int, str], str]:
+    return {
+        (b.layer, b.name): f"{b.dtype}{list(b.shape)} with reach {part.reach}"
+        for part in spec.components
+        for b in part.buffers
+    }

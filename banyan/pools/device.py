@@ -33,8 +33,8 @@ class DevicePool:
         device: where the tensors live.
 
     Attributes:
-        buffers: by (layer, name): dtype[slots, page_size, *shape] for page-shaped components,
-            dtype[slots, *shape] for `Point`; contiguous.
+        buffers: by (layer, name): dtype[slots, page_size // stride, *shape] for page-shaped
+            components, dtype[slots, *shape] for `Point`; contiguous.
         stacks: by strip of `layout`, uint8[buffers, slots, nbytes]: the same memory as bytes.
         layout: where each buffer lies in a record.
     """
@@ -53,10 +53,12 @@ class DevicePool:
         self.buffers: dict[tuple[int, str], Tensor] = {}
         self._bytes: dict[tuple[int, str], Tensor] = {}
         stacks: list[Tensor] = []
-        tokens = (page_size,) if component.reach.page_shaped else ()
         for strip in self.layout.strips:
-            shape = (len(strip.buffers), slots, *tokens, *strip.buffers[0].shape)
-            dtype = getattr(torch, strip.buffers[0].dtype)
+            like = strip.buffers[0]
+            paged = component.reach.page_shaped
+            entries = (component.entries(like, page_size),) if paged else ()
+            shape = (len(strip.buffers), slots, *entries, *like.shape)
+            dtype = getattr(torch, like.dtype)
             stack = torch.zeros(shape, dtype=dtype, device=self.device)
             flat = stack.view(-1).view(torch.uint8).view(len(strip.buffers), slots, strip.nbytes)
             stacks.append(flat)

@@ -63,12 +63,11 @@ class RecordLayout:
     """
 
     def __init__(self, component: Component, page_size: int) -> None:
-        self._tokens = page_size if component.reach.page_shaped else 1
         self._buffers = sorted(component.buffers, key=lambda b: b.layer)
         entries: list[RecordEntry] = []
         offset = 0
         for buffer in self._buffers:
-            nbytes = buffer.entry_bytes * self._tokens
+            nbytes = buffer.entry_bytes * component.entries(buffer, page_size)
             entries.append(RecordEntry(buffer.layer, buffer.name, offset, nbytes))
             offset += nbytes
         self.entries: tuple[RecordEntry, ...] = tuple(entries)
@@ -83,8 +82,8 @@ class RecordLayout:
     @cached_property
     def strips(self) -> tuple[Strip, ...]:
         """The record as strips, by shape or by name, whichever gives fewer."""
-        by_shape = self._grouped(lambda b: (b.shape, b.dtype))
-        by_name = self._grouped(lambda b: (b.name, b.shape, b.dtype))
+        by_shape = self._grouped(lambda b: (b.shape, b.dtype, b.stride))
+        by_name = self._grouped(lambda b: (b.name, b.shape, b.dtype, b.stride))
         return min(by_shape, by_name, key=len)
 
     def _grouped(self, key: Callable[[Buffer], object]) -> tuple[Strip, ...]:

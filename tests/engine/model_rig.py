@@ -19,7 +19,7 @@ from transformers import (
     Qwen3NextConfig,
 )
 
-from banyan.engine.presets import PRESETS, VOCAB_SIZE, build_preset, randomize
+from banyan.engine.presets import PRESETS, SEED, VOCAB_SIZE, build_preset, randomize
 from banyan.engine.runner import Runner, SeqInput
 from banyan.lease import PageTable, StateTable
 from banyan.pools.allocator import SlotAllocator
@@ -73,7 +73,9 @@ def tiny_model(name: str) -> Any:
     """A preset, or a randomly initialised model of `CONFIGS`; shared, so never to be changed."""
     if name in PRESETS:
         return build_preset(name)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32)
     randomize(model)
     return model.eval()
 
