@@ -281,12 +281,16 @@ class BanyanCache(Cache):  # type: ignore[misc]
         pools: device pools by component index.
         num_layers: layers of the model; those without buffers cache nothing.
 
+    Attributes:
+        hands_over: recurrent states are also given to the model's scans (`banyan.engine.scan`).
+
     Raises:
         SpecError: a layer has buffers that no layer class here reads.
     """
 
     def __init__(self, spec: CacheSpec, pools: Sequence[DevicePool], num_layers: int) -> None:
         self._spec, self._shared = spec, Pass()
+        self.hands_over = False
         self._device = pools[0].device
         self._used = [i for i, c in enumerate(spec.components) if c.buffers]
         self._strides = sorted({b.stride for b in spec.components[0].buffers} - {1})
@@ -303,6 +307,8 @@ class BanyanCache(Cache):  # type: ignore[misc]
         shared, spec = self._shared, self._spec
         for layer in self._state_layers:
             layer.abandon()
+        if self.hands_over:
+            hand_over(None)
         shared.tickets = [seq.ticket for seq in seqs if seq.ticket is not None]
         for i in self._used:
             reach = spec.components[i].reach
@@ -330,6 +336,8 @@ class BanyanCache(Cache):  # type: ignore[misc]
         """Write the states that modules changed in place; call once the forward has returned."""
         for layer in self._state_layers:
             layer.finish()
+        if self.hands_over:
+            hand_over(None)
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """A convolution state of the layer, dtype[batch, channels, kernel], or None at token 0."""
@@ -339,7 +347,8 @@ class BanyanCache(Cache):  # type: ignore[misc]
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
         """A recurrent state of the layer, dtype[batch, *shape], or None at token 0."""
         state: Tensor | None = self.layers[layer_idx].current(state_name("recurrent", state_idx))
-        hand_over(state)
+        if self.hands_over:
+            hand_over(state)
         return state
 
     def get_linear_cache(self, layer_idx: int) -> Tensor | None:

@@ -17,7 +17,7 @@ from banyan.engine.cache_layers import make_cache
 from banyan.engine.plans import SeqInput
 from banyan.engine.scan import continue_scans
 from banyan.errors import SpecError
-from banyan.observe import own_cache_class
+from banyan.observe import observe_model, own_cache_class
 from banyan.pools.assembler import PoolStack
 from banyan.spec import CacheSpec
 
@@ -42,10 +42,10 @@ class Runner:
         layers = int(config.num_hidden_layers)
         if spec.num_layers > layers:
             raise SpecError(f"the spec has {spec.num_layers} layers, the model {layers}")
-        _check_spec(spec, config, str(model.dtype).removeprefix("torch."))
-        continue_scans(model)
+        _check_spec(spec, model)
         self._model = model
         self._cache = make_cache(spec, stack.device, layers, own_cache_class(config))
+        self._cache.hands_over = continue_scans(model)
         self._device = stack.device[0].device
         self._pads = any(c.buffers and c.reach.page_shaped for c in spec.components)
         implementation = config._attn_implementation
@@ -107,20 +107,19 @@ class Runner:
         return torch.arange(longest, device=self._device) >= padding[:, None]
 
 
-def _check_spec(spec: CacheSpec, config: Any, dtype: str) -> None:
+def _check_spec(spec: CacheSpec, model: Any) -> None:
     """Refuse a spec that describes another model: the model would read what is not there.
 
     Raises:
         SpecError: naming the first buffer that differs.
     """
-    wanted, given = (
-        _buffers(s) for s in (CacheSpec.from_config(config, spec.page_size, dtype), spec)
-    )
+    own = CacheSpec.from_layers(observe_model(model), spec.page_size)
+    wanted, given = _buffers(own), _buffers(spec)
     for layer, name in sorted({**wanted, **given}):
         if wanted.get((layer, name)) != given.get((layer, name)):
             raise SpecError(
                 f"layer {layer}, buffer {name!r}: the model keeps {wanted.get((layer, name))}, the "
-                f"spec says {given.get((layer, name))}; derive it with CacheSpec.from_config"
+                f"spec says {given.get((layer, name))}; derive it from the model"
             )
 
 
