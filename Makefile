@@ -21,17 +21,23 @@ TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
 # the server's HTTP process run too, a second one mostly waits.
 BENCH_ENV := OMP_NUM_THREADS=1
 
-.PHONY: help venv model demo lint types test test-all bench bench-shared bench-turns bench-tree \
-	bench-overhead clean
+# The family tests run once, under test-all or support-table, and are recorded for docs/models.md.
+SUPPORT := $(RESULTS)/support.json
+RECORD := -p tests.parity.recording --support-record $(SUPPORT)
+RENDER := $(BIN)/python -m tools.support_table $(SUPPORT) --out docs/models.md
+
+.PHONY: help venv model demo lint types test test-all support-table bench bench-shared \
+	bench-turns bench-tree bench-overhead clean
 
 help:
-	@echo "make demo      install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
-	@echo "make test      lint, types and the quick tests"
-	@echo "make test-all  the same with the slow tests (prepares the model first)"
-	@echo "make bench     every benchmark on the built-in models; results in $(RESULTS)/"
-	@echo "make venv      only the virtual environment"
-	@echo "make model     only the demo model, in $(MODEL)/"
-	@echo "make clean     remove caches and results; .venv and .demo stay"
+	@echo "make demo           install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
+	@echo "make test           lint, types and the quick tests"
+	@echo "make test-all       the same with the slow tests (prepares the model first)"
+	@echo "make support-table  try every model family on all tiers; results in docs/models.md"
+	@echo "make bench          every benchmark on the built-in models; results in $(RESULTS)/"
+	@echo "make venv           only the virtual environment"
+	@echo "make model          only the demo model, in $(MODEL)/"
+	@echo "make clean          remove caches and results; .venv and .demo stay"
 
 venv: .venv/.installed
 
@@ -61,7 +67,12 @@ test: lint types
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-all: lint types model
-	$(TEST_ENV) $(BIN)/python -m pytest -n 2
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(RECORD)
+	$(RENDER)
+
+support-table: venv
+	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(RECORD) tests/parity/test_families.py \
+		tests/parity/test_family_mutations.py; tests=$$?; $(RENDER) && exit $$tests
 
 bench: bench-shared bench-turns bench-tree bench-overhead
 

@@ -21,11 +21,12 @@ from banyan.errors import CopyError, LeaseError
 from banyan.grants import Grants
 from banyan.lease import Lease
 from banyan.pools.assembler import PoolStack
+from banyan.rolling import Rolling
 from banyan.spec import CacheSpec
 from banyan.tiers.controller import Controller, Shortage, TierOptions, WritePolicy
 from banyan.tiers.operation import NO_SLOTS
 from banyan.tiers.ops import CopyEngine, Slots
-from banyan.tree import ROOT_NAMESPACE, Match, Node, Offer, Policy, Tier, Tree
+from banyan.tree import ROOT_NAMESPACE, Mark, Match, Node, Offer, Policy, Tier, Tree
 from banyan.tree.keys import TOKEN_BYTES
 
 
@@ -77,6 +78,7 @@ class PrefixCache:
         self.grants = Grants(self.tree, self.controller, self.counts)
         self._paged = [c for c, x in enumerate(self.spec.components) if x.reach.page_shaped]
         self._points = list(self.tree.need.points)
+        self.rolling = Rolling(self.tree, self._checkpoint_room())
 
     # ---- match and acquire -----------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class PrefixCache:
         lease = None if device_only else self.grants.from_host(match)
         if not isinstance(lease, Lease):
             lease = self.grants.on_device(match)
-        return self._granted(lease, priority, publish)
+        return self._granted(lease, match, priority, publish)
 
     def acquire_if_ready(
         self, match: Match, *, priority: int = 0, publish: bool = True
@@ -122,10 +124,11 @@ class PrefixCache:
             return None
         if not isinstance(lease, Lease):
             lease = self.grants.on_device(match)
-        return self._granted(lease, priority, publish)
+        return self._granted(lease, match, priority, publish)
 
-    def _granted(self, lease: Lease, priority: int, publish: bool) -> Lease:
+    def _granted(self, lease: Lease, match: Match, priority: int, publish: bool) -> Lease:
         lease.priority, lease.publish = priority, publish
+        self.rolling.granted(lease, match)
         self.leases.add(lease)
         return lease
 
@@ -223,10 +226,11 @@ class PrefixCache:
         """The boundary has been read: refresh it, count it, and keep a copy as the policy says."""
         lease.node.priority = max(lease.node.priority, lease.priority)
         self.tree.use(lease.node)
+        self.rolling.used(lease)
         self.counts["hit_tokens_device"] += lease.device_len
         self.counts["hit_tokens_host"] += lease.host_len
-        if lease.generation == self.generation:
-            self._write_through(lease.node)
+        if lease.generation == self.generation and lease.loading is None:
+            self._write_through(lease.node)  # what a load-back brings is on host
 
     def _unlock_state(self, lease: Lease, component: int) -> None:
         """The tree's state has been read: others may have its slot again."""
@@ -236,7 +240,7 @@ class PrefixCache:
 
     # ---- commit and release ----------------------------------------------------------------------
 
-    def commit(self, lease: Lease, key: bytes, checkpoint: bool = True) -> None:
+    def commit(self, lease: Lease, key: bytes, mark: Mark = Mark.KEEP) -> None:
         """Publish the whole pages of what was computed, and the kept state.
 
         Duplicates of what the tree has meanwhile are freed and the tables repointed first. The
@@ -245,8 +249,9 @@ class PrefixCache:
 
         Args:
             key: the tokens, at least `lease.length` of them.
-            checkpoint: whether a later prompt is likely to resume here. Without, the windows and
-                states of this boundary are the first to go and are not copied to host.
+            mark: what a later prompt may resume here for. `PASSED`: nothing; the windows and states
+                of this boundary are then the first to go and are not copied to host. `TURN` and
+                `PROMPT` supersede the lease's earlier ones (`banyan.rolling`).
 
         Raises:
             LeaseError: `key` is shorter than that; nothing changed.
@@ -279,8 +284,9 @@ class PrefixCache:
             self.stack.device_slots[c].free(slots)
             self.counts["duplicate_slots"] += len(slots)
         self._move(lease, done.node, states, done.taken)
-        self.tree.use(done.node, checkpoint)
-        if checkpoint:
+        stays = self.rolling.published(lease, done.node, mark)
+        self.tree.use(done.node, checkpoint=stays)
+        if stays:
             self._after_commit(done.node, states)
 
     def _offer(self, lease: Lease, c: int, start: int, stop: int) -> Offer | None:
@@ -376,6 +382,13 @@ class PrefixCache:
     def note_prefill(self, tokens: int, seconds: float) -> None:
         """Tell how long a prefill took, to weigh load-backs against."""
         self.controller.note_prefill(tokens, seconds)
+
+    def _checkpoint_room(self) -> int:
+        """Checkpoints that the larger tier holds: of the component of which it holds the fewest."""
+        slots = dict.fromkeys(self._points, 1)
+        slots |= {c: -(-reach // self.page_size) for c, reach in self.tree.need.windows}
+        tiers = (self.stack.device_slots, self.stack.host_slots)
+        return max(min((t[c].capacity // n for c, n in slots.items()), default=1) for t in tiers)
 
     def capacity_tokens(self) -> int:
         """Tokens of one request, prompt and output, that the device can hold at most."""

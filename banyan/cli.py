@@ -7,8 +7,10 @@ line with the fix, exit status 2. Imports nothing heavy before a command runs.
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,6 +143,39 @@ app.command("serve")(_make_serve())
 
 
 # ---- the rest ------------------------------------------------------------------------------------
+
+
+@app.command("inspect")
+def _inspect(
+    model: Annotated[str, typer.Argument(help=field_docs()["model"], metavar="MODEL")],
+    page_size: Annotated[
+        int, typer.Option("--page-size", metavar="N", help=field_docs()["page_size"])
+    ] = 16,
+    dtype: Annotated[
+        str,
+        typer.Option(
+            "--dtype",
+            metavar="WORD",
+            help="Number format of the cache: float32, bfloat16, float16, or auto, the model's own "
+            "(on cpu, serve takes float32 for auto).",
+        ),
+    ] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show what a model would keep in the cache, and how much one GiB holds."""
+    from banyan.engine.inspect import inspect_model
+
+    found = asdict(inspect_model(model, page_size=page_size, dtype=dtype))
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    from rich.console import Console
+
+    from banyan.server.tables import inspection
+
+    console = Console()
+    for part in inspection(found):
+        console.print(part)
 
 
 @app.command(

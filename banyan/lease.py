@@ -175,6 +175,8 @@ class Lease:
         ticket: the running load-back to wait on layer by layer, or None.
         loading: that load-back while it has not been applied; it holds the pins until then.
         broken: the load-back failed: release this lease and acquire again.
+        rolling: the snapshots of its conversation that its next one supersedes.
+        continues: the latest snapshot that its prompt goes on from, there or gone, or None.
     """
 
     boundary: int
@@ -192,6 +194,8 @@ class Lease:
     loading: Operation | None = None
     broken: bool = False
     released: bool = False
+    rolling: list[Node] = field(default_factory=list)
+    continues: Node | None = None
 
     def pages(self, component: int) -> PageTable:
         """The page table of a page-shaped component."""

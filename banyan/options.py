@@ -34,7 +34,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `banyan serve` can be told. Build it directly, or with `load_options`."""
 
     model: str
-    """A local folder, a hub id, or a preset: tiny-full, tiny-swa, tiny-linear."""
+    """A folder, .gguf file, hub id (or hub id:file.gguf), or tiny-full, tiny-swa, tiny-linear."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000
@@ -55,6 +55,8 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Most prompt tokens computed in one step; a multiple of --page-size, or less than one page."""
     state_interval: int | None = None
     """Tokens between checkpoints of a long prompt; without it only where prompts branch and end."""
+    checkpoints: int | None = None
+    """Most checkpoints that one prompt takes; by default 8, fewer where the pools are small."""
     max_running: int = 16
     """Most requests computed together."""
     max_waiting: int = 1024
@@ -256,6 +258,7 @@ def _check_ranges(options: ServeOptions) -> None:
         "device_bytes": _MIN_TIER_BYTES,
         "chunk": 1,
         "max_running": 1,
+        "checkpoints": 1,
         "max_waiting": 0,
         "seed": 0,
         "load_back_threshold": 1,

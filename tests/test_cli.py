@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_help_lists_the_commands(
 ) -> None:
     assert run(*words) == 0
     said = capsys.readouterr().out
-    assert "serve" in said and "bench" in said
+    assert all(command in said for command in ("serve", "inspect", "bench"))
 
 
 def test_serve_help_has_every_option(
@@ -73,6 +74,7 @@ VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "chunk": (("64",), 64),
     "threads": (("1",), 1),
     "state_interval": (("32",), 32),
+    "checkpoints": (("5",), 5),
     "max_running": (("3",), 3),
     "max_waiting": (("0",), 0),
     "verify": (("all", "--host-bytes", "1GiB"), "all"),
@@ -119,6 +121,10 @@ def test_config_file(served: list[ServeOptions], tmp_path: Path) -> None:
         (("serve", "m", "--evict-policy", "lr"), "Did you mean 'lru'?"),
         (("serve", "m", "--config", "/no/such.toml"), "cannot read /no/such.toml"),
         (("serv",), "Did you mean 'serve'?"),
+        (("inspect",), "Missing argument 'MODEL'"),
+        (("inspect", "tiny-ful"), "cannot find 'tiny-ful': there is no preset, no folder"),
+        (("inspect", "tiny-full", "--page-size", "0"), "page size 0 is below 1; use 1 or more"),
+        (("inspect", "tiny-full", "--dtype", "int7"), "--dtype: 'int7' is unknown. Use auto"),
         (("bench", "no-such"), "No such command 'no-such'"),
     ],
 )
@@ -133,6 +139,61 @@ def test_errors_are_one_line(
     assert said.startswith("banyan: ") and says in said
     assert said.count("\n") == 1
     assert served == []
+
+
+def test_inspect_shows_what_is_cached(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", "tiny-linear") == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert lines[0].startswith("tiny-linear: qwen3_5_text, 8 layers, float32, pages of 16 tokens")
+    assert max(map(len, lines)) <= 80 and "…" not in captured.out
+    rows = [" ".join(line.split()) for line in lines]
+    assert "state point 6 122,880 per state 120.0 KiB" in rows
+    assert "state recurrent state 4 x 32 x 32 float32 6" in rows
+    assert "full alone 1.0 KiB 1,048,576 tokens" in rows
+    assert "one long prompt 1,048,448 tokens" in rows
+    assert "prompts of 4,096 tokens 4.1 MiB 248 prompts" in rows
+
+
+def test_inspect_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("inspect", "tiny-swa", "--page-size", "32", "--dtype", "bfloat16", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {
+        *("model", "family", "layers", "dtype", "page_size", "components", "page_bytes", "one_gib")
+    }
+    assert (found["model"], found["dtype"], found["page_size"]) == ("tiny-swa", "bfloat16", 32)
+    full, window = found["components"]
+    kv = {"shape": [2, 32], "dtype": "bfloat16", "stride": 1, "layers": 5}
+    assert window == {
+        "name": "window",
+        "reach": "window(64)",
+        "layers": 5,
+        "buffers": [{"name": "k", **kv}, {"name": "v", **kv}],
+        "token_bytes": 1_280,
+        "state_bytes": None,
+        "record_bytes": 1_280 * 32,
+        "gib_tokens": (1 << 30) // (1_280 * 32) * 32,
+        "gib_states": None,
+    }
+    assert full["reach"] == "full"
+    assert found["one_gib"].keys() == {
+        *("longest_prompt", "prompt_tokens", "prompt_bytes", "prompts")
+    }
+
+
+def test_inspect_refuses_an_unsupported_model_in_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {"model_type": "t5", "d_model": 16, "num_layers": 1, "num_heads": 2, "d_kv": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert run("inspect", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("banyan: 't5' is an encoder-decoder model") and said.count("\n") == 1
+    (tmp_path / "config.json").write_text('{"model_type": "telepathy"}')
+    assert run("inspect", str(tmp_path)) == 2
+    said = capsys.readouterr().err
+    assert "telepathy" in said and said.count("\n") == 1
 
 
 def test_help_imports_nothing_heavy() -> None:

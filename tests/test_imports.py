@@ -21,7 +21,7 @@ LAYERS = (
     ("tree", "pools"),
     ("tiers",),
     ("lease",),
-    ("grants",),
+    ("rolling", "grants"),
     ("cache", "audit"),
     ("options",),
     ("engine",),

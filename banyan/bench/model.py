@@ -13,46 +13,36 @@ from banyan.errors import ConfigError
 
 
 def load_tokenizer(model: str) -> Any:
-    """The tokenizer of a preset, a local folder or a hub id.
+    """The tokenizer of a model that `banyan serve` would find under that name.
 
     Raises:
-        ConfigError: there is none to be found under that name.
+        ConfigError: there is none to be found.
     """
-    from banyan.engine.presets import PRESETS, build_tokenizer
-
-    if model in PRESETS:
-        return build_tokenizer()
-    from transformers import AutoTokenizer
+    from banyan.engine import models
 
     try:
-        return AutoTokenizer.from_pretrained(model)
-    except (OSError, ValueError) as error:
+        return models.load_tokenizer(model)
+    except ConfigError as error:
         raise ConfigError(
             "--model",
-            f"no tokenizer found for {model!r}",
-            "Name the folder or hub id that the server serves, or give --vocab-size",
+            f"no tokenizer found for {model!r} ({error.problem})",
+            "Name what the server serves, or give --vocab-size",
         ) from error
 
 
 def load_config(model: str) -> Any:
-    """The transformers config of a preset, a local folder or a hub id.
+    """The transformers config of a model that `banyan serve` would find under that name.
 
     Raises:
-        ConfigError: there is none to be found under that name.
+        ConfigError: there is none to be found.
     """
-    from banyan.engine.presets import PRESETS
-
-    if model in PRESETS:
-        return PRESETS[model]()
-    from transformers import AutoConfig
+    from banyan.engine import models
 
     try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
+        return models.load_config(model).config
+    except ConfigError as error:
         raise ConfigError(
-            "--model",
-            f"no model found under {model!r}",
-            "Give a local folder, a hub id, or a preset: " + ", ".join(PRESETS),
+            "--model", f"no model found under {model!r} ({error.problem})", error.fix
         ) from error
 
 

@@ -11,10 +11,11 @@ from enum import Enum
 
 from banyan.cache import AllocateOutcome, PrefixCache
 from banyan.engine.counters import Counters
-from banyan.engine.cutpoints import CutPolicy
+from banyan.engine.cutpoints import CheckpointPolicy, CutPolicy
 from banyan.engine.request import Phase, Receipt, Request, common_tokens
 from banyan.engine.waiting import WaitingQueue
 from banyan.lease import Lease
+from banyan.tree import Mark
 from banyan.tree.keys import TOKEN_BYTES
 from banyan.tree.match import Match
 
@@ -42,7 +43,8 @@ class Admission:
     Args:
         queue: the waiting requests.
         prefilling: the requests in prefill by arrival, a live view.
-        cuts: cut points of requests that publish.
+        cuts: where chunks end.
+        checkpoints: where checkpoints are wanted; None where every boundary can be resumed at.
     """
 
     def __init__(
@@ -51,25 +53,24 @@ class Admission:
         queue: WaitingQueue,
         prefilling: Mapping[int, Request],
         cuts: CutPolicy,
+        checkpoints: CheckpointPolicy | None,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self._cache, self._queue, self._prefilling = cache, queue, prefilling
         self._cuts, self._counters, self._clock = cuts, counters, clock
-        self._plain = CutPolicy(cuts.page_size, cuts.chunk, None, checkpoints=False)
+        self._checkpoints = checkpoints
 
     def next_cut(self, request: Request, start: int) -> int:
         """End of the chunk of `request` that starts at `start`."""
-        cuts = self._cuts if request.publish else self._plain
-        stop = len(request.tokens)
-        return cuts.next_cut(start, stop, branch=request.branch, hints=request.hints)
+        return self._cuts.next_cut(start, len(request.tokens), request.marks)
 
-    def is_checkpoint(self, request: Request, start: int, cut: int) -> bool:
-        """Whether the chunk of `request` from `start` ends at a mark, not just for its size."""
-        stop = len(request.tokens)
-        return self._cuts.is_checkpoint(
-            start, cut, stop, branch=request.branch, hints=request.hints
-        )
+    def mark_of(self, request: Request, cut: int) -> Mark:
+        """What a checkpoint at `cut`, where a chunk of `request` ended, is for."""
+        if self._checkpoints is None:
+            return Mark.KEEP
+        ended = Mark.PROMPT if cut == request.goal else Mark.PASSED
+        return request.marks.get(cut, ended)
 
     def ranked(self) -> list[Request]:
         """Who to try this step, best first."""
@@ -89,8 +90,8 @@ class Admission:
         lease = self._lease(request, match)
         if lease is None:
             return Verdict.WAITS
-        request.branch = match.full_len
-        request.hints = self._branches_of_waiting(request, lease.boundary)
+        request.branch = match.branch
+        self._plan_checkpoints(request, lease.boundary)
         cut = self.next_cut(request, lease.boundary)
         outcome = self._cache.allocate(lease, cut)
         if outcome is AllocateOutcome.FULL:
@@ -147,19 +148,29 @@ class Admission:
             stale = leader.lease is None or leader.lease.generation != self._cache.generation
             if stale or not until or leader.length >= until:
                 continue
-            if self._cuts.checkpoints:
+            if self._checkpoints is not None:
                 if leader.planned is not None and leader.planned > until:
                     continue
-                leader.hints.add(until)
+                leader.marks[until] = Mark.KEEP
             self._counters.sharing_waits += not request.shared
             request.shared = True
             return True
         return False
 
+    def _plan_checkpoints(self, request: Request, boundary: int) -> None:
+        """Set where the prefill of `request` takes checkpoints; followers may add theirs later."""
+        request.marks = {}
+        if self._checkpoints is not None and request.publish:
+            request.marks = self._checkpoints.plan(
+                boundary,
+                len(request.tokens),
+                branch=request.branch,
+                hints=request.source.cache_hints,
+                followers=self._branches_of_waiting(request, boundary),
+            )
+
     def _branches_of_waiting(self, request: Request, boundary: int) -> set[int]:
         """Where requests that wait part from this one: they will need a checkpoint there."""
-        if not (self._cuts.checkpoints and request.publish):
-            return set()
         parts = (
             self._shared_until(other, request, boundary)
             for other in self._queue.nearest()

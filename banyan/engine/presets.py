@@ -1,6 +1,6 @@
 """Built-in models with random weights: small enough for tests, shaped like the real families.
 
-Owns three configs, their weights (made from a fixed seed) and a byte-level tokenizer. Knows
+Owns four configs, their weights (made from a fixed seed) and a byte-level tokenizer. Knows
 nothing of caches. A preset is no use as a language model, but its greedy answers vary, depend on
 the whole prompt, and are printable ASCII.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers.models.falcon_h1 import FalconH1Config
 from transformers.models.gemma3 import Gemma3TextConfig
 from transformers.models.qwen3 import Qwen3Config
 from transformers.models.qwen3_5 import Qwen3_5TextConfig
@@ -77,10 +78,27 @@ def _tiny_linear() -> Any:
     )
 
 
+def _tiny_hybrid() -> Any:
+    """Falcon-H1's shape: attention and a Mamba-2 state side by side in every layer."""
+    return FalconH1Config(
+        **_COMMON,
+        num_hidden_layers=4,
+        mamba_d_ssm=256,
+        mamba_n_heads=8,
+        mamba_d_head=32,
+        mamba_n_groups=1,
+        mamba_d_state=32,
+        mamba_d_conv=4,
+        mamba_chunk_size=64,
+        pad_token_id=None,
+    )
+
+
 PRESETS: dict[str, Callable[[], Any]] = {
     "tiny-full": _tiny_full,
     "tiny-swa": _tiny_swa,
     "tiny-linear": _tiny_linear,
+    "tiny-hybrid": _tiny_hybrid,
 }
 
 

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from banyan.engine.messages import GenerateRequest, Usage
+from banyan.tree import Mark
 from banyan.tree.keys import TOKEN_BYTES, common_bytes, encode_tokens
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class Request:
         lease: what it holds while it runs.
         goal: prefill runs to here: the length of `tokens` at admission.
         planned: end of the chunk whose slots are allocated, or None.
-        branch: where `Full` data of others left this prompt at admission (tokens).
-        hints: positions where waiting requests leave this prompt.
+        branch: where other prompts left this one at admission (tokens), or 0.
+        marks: where its prefill takes checkpoints, and what for, from its admission on.
         device_only: a load-back failed under it: never again from host.
         alone: a batch with it failed: it is computed by itself from now on.
         passed: how often another request was preferred to it while it could have run.
@@ -80,7 +81,7 @@ class Request:
     goal: int = 0
     planned: int | None = None
     branch: int = 0
-    hints: set[int] = field(default_factory=set)
+    marks: dict[int, Mark] = field(default_factory=dict)
     device_only: bool = False
     alone: bool = False
     passed: int = 0

@@ -16,6 +16,7 @@ from banyan.engine.messages import GenerateRequest, Output, TokenLogprob
 from banyan.engine.ports import Model
 from banyan.engine.request import Phase, Request
 from banyan.engine.waiting import WaitingQueue
+from banyan.tree import Mark
 from banyan.tree.keys import encode_namespace
 
 
@@ -198,7 +199,7 @@ class Roster:
         """Publish what a request computed beyond the boundary it was granted, if anything."""
         lease = request.lease
         if lease is not None and lease.length > lease.boundary and not lease.broken:
-            self._cache.commit(lease, request.key())
+            self._cache.commit(lease, request.key(), Mark.TURN)
 
     def _let_go(self, request: Request) -> None:
         """Release the lease, if there is one."""

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from banyan.cache import AllocateOutcome, PrefixCache
 from banyan.engine.admission import Admission, Verdict
 from banyan.engine.counters import Counters
-from banyan.engine.cutpoints import CutPolicy
+from banyan.engine.cutpoints import DEFAULT_CHECKPOINTS, CheckpointPolicy, CutPolicy
 from banyan.engine.messages import Output
 from banyan.engine.plans import SeqInput
 from banyan.engine.ports import Choice, Model
@@ -46,6 +46,7 @@ class SchedulerOptions:
     Args:
         chunk: most prompt tokens computed in one step, in whole pages.
         state_interval: None, or tokens between checkpoints of a long prompt.
+        checkpoints: most checkpoints that one prompt's prefill takes.
         max_running: most requests that hold a lease.
         order: who starts first among the waiting.
         lookahead: waiting requests considered in one step.
@@ -56,6 +57,7 @@ class SchedulerOptions:
 
     chunk: int
     state_interval: int | None = None
+    checkpoints: int = DEFAULT_CHECKPOINTS
     max_running: int = 16
     order: Order = "fcfs"
     lookahead: int = 16
@@ -87,9 +89,12 @@ class Scheduler:
         )
         self.roster = Roster(cache, model, waiting, self.counters, clock, publish=options.cache)
         self._cache, self._model, self._clock, self._settle = cache, model, clock, settle
-        self._cuts = CutPolicy.for_spec(cache.spec, options.chunk, options.state_interval)
+        self._cuts = CutPolicy(cache.page_size, options.chunk)
+        checkpoints = CheckpointPolicy.for_spec(
+            cache.spec, options.state_interval, options.checkpoints
+        )
         self._admission = Admission(
-            cache, waiting, self.roster.prefilling, self._cuts, self.counters, clock
+            cache, waiting, self.roster.prefilling, self._cuts, checkpoints, self.counters, clock
         )
         self._dry_since: int | None = None
 
@@ -219,8 +224,7 @@ class Scheduler:
         request.planned = None
         self.counters.prefill_tokens += stop - start
         request.computed += stop - start
-        checkpoint = self._admission.is_checkpoint(request, start, stop)
-        self._cache.commit(lease, request.key(), checkpoint)
+        self._cache.commit(lease, request.key(), self._admission.mark_of(request, stop))
         if stop == request.goal:
             self.roster.start_decoding(request)
             self._sample([request], logits)

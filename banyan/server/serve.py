@@ -18,10 +18,8 @@ from typing import Any
 
 import uvicorn
 from prometheus_client import disable_created_metrics
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from banyan.engine.wire import DEFAULT_BUILD
 from banyan.errors import ConfigError
@@ -30,6 +28,7 @@ from banyan.server.app import create_app
 from banyan.server.engine_client import EngineClient
 from banyan.server.metrics import ServerMetrics
 from banyan.server.prompts import PromptEncoder
+from banyan.server.tables import component_table, size_table
 
 DEFAULT_TOKENIZER = "banyan.engine.models:load_tokenizer"
 
@@ -77,41 +76,6 @@ def url_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host and "[" not in host else f"http://{host}:{port}"
-
-
-def size_table(rows: list[dict[str, Any]]) -> Table:
-    """The start-up table: what each tier holds, and which pool runs out first.
-
-    Args:
-        rows: the fields of `SizeRow`, one row per tier and component.
-    """
-    has_host = any(row["tier"] == "host" for row in rows)
-    caption = None if has_host else "no host tier; give --host-bytes or --host-ratio for one"
-    table = Table(title="What fits", caption=caption, title_justify="left", box=box.SIMPLE_HEAD)
-    counted = [n for n in ("tokens", "windows", "states") if any(row[n] for row in rows)]
-    for column in ("tier", "component"):
-        table.add_column(column, no_wrap=True)
-    for column in (*counted, "bytes"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            row["tier"],
-            row["component"],
-            *("" if row[name] is None else f"{row[name]:,}" for name in counted),
-            size_text(row["bytes"]),
-            "limits" if row["limiting"] else "",
-        )
-    return table
-
-
-def size_text(count: float) -> str:
-    """Bytes for people, in binary units."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} GiB"
 
 
 class _Uvicorn(uvicorn.Server):
@@ -220,6 +184,7 @@ class Server:
         closing.cancel()
 
     def _announce(self, client: EngineClient, listener: socket.socket) -> None:
+        self._console.print(component_table(client.info["component_rows"]))
         self._console.print(size_table(client.info["size_rows"]))
         model = escape(client.info["model"])
         line = f"[bold]{model}[/bold] answers at [bold]{url_of(listener)}[/bold]/v1"

@@ -2,7 +2,7 @@
 
 from banyan.tree.keys import ROOT_NAMESPACE, decode_tokens, encode_namespace, encode_tokens
 from banyan.tree.match import Match
-from banyan.tree.node import Node, Tier
+from banyan.tree.node import Mark, Node, Tier
 from banyan.tree.policies import POLICIES, Policy, make_policy
 from banyan.tree.tree import Inserted, Offer, Tree
 
@@ -10,6 +10,7 @@ __all__ = [
     "POLICIES",
     "ROOT_NAMESPACE",
     "Inserted",
+    "Mark",
     "Match",
     "Node",
     "Offer",

@@ -61,6 +61,14 @@ class Match:
     path: tuple[Node, ...]
     epoch: int
 
+    @property
+    def branch(self) -> int:
+        """Where the key parts from other keys, a place that more keys may come by (tokens); 0 where
+        it goes on from a leaf, which is its own earlier turn, or is known to its end."""
+        if not self.path or not (self.full_len < self.path[-1].end or self.path[-1].children):
+            return 0
+        return self.full_len
+
 
 def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node], int]:
     """Nodes that spell a prefix of `key`, and how many bytes of it they spell (whole pages).

@@ -26,6 +26,19 @@ class Tier(IntEnum):
     HOST = 1
 
 
+class Mark(IntEnum):
+    """What the windows and states kept at a node's end are for, and so how long they stay."""
+
+    PASSED = 0
+    """Nothing: a chunk ended there for its size."""
+    TURN = 1
+    """A conversation's next turn: the last page boundary of an answer."""
+    PROMPT = 2
+    """The same prompt again, or a next turn that shows the answer otherwise than computed."""
+    KEEP = 3
+    """Other prompts with the same beginning: a branch point, a message's end, an interval."""
+
+
 class Holding:
     """What one tier holds for one node, by component.
 
@@ -86,6 +99,8 @@ class Node:
         edge: the run's tokens as key bytes, a whole number of pages.
         start, end: positions in tokens, half-open.
         stamp, hits, born, priority: what eviction policies order by.
+        mark: what the checkpoint at `end` is for.
+        snapshot: how many snapshots of conversations had been published with this one.
         claims: parts in running operations, None while there are none.
     """
 
@@ -96,9 +111,11 @@ class Node:
         "edge",
         "end",
         "hits",
+        "mark",
         "on",
         "parent",
         "priority",
+        "snapshot",
         "stamp",
         "start",
     )
@@ -110,7 +127,8 @@ class Node:
         self.end = end
         self.children: dict[bytes, Node] = {}
         self.on = [Holding(components), nothing(components)]
-        self.stamp = self.hits = self.born = self.priority = 0
+        self.stamp = self.hits = self.born = self.priority = self.snapshot = 0
+        self.mark = Mark.PASSED
         self.claims: list[Claim] | None = None
 
     @property

@@ -262,22 +262,37 @@ class Tree:
         node.stamp = self.tick
         node.hits += 1
         if checkpoint:
-            self._use_checkpoint(node)
+            self._stamp_checkpoint(node, self.tick)
         self.requeue(node)
 
-    def _use_checkpoint(self, node: Node) -> None:
+    def cool(self, node: Node) -> None:
+        """Make the windows and states of boundary `node.end` the first to go, on both tiers.
+
+        What a later boundary needs as well is cooled too: `use` that one afterwards.
+        """
+        self._stamp_checkpoint(node, self.tick - _COLD)
+        for index in self.index:
+            for c, reach in self.need.windows:
+                n = node
+                while n.parent is not None and n.end > node.end - reach:
+                    index.enqueue(n, c)
+                    n = n.parent
+            for c in self.need.points:
+                index.enqueue(node, c)
+
+    def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
         for c, reach in self.need.windows:
             n = node
             while n.parent is not None and n.end > node.end - reach:
-                self._stamp(n, c)
+                self._stamp(n, c, stamp)
                 n = n.parent
         for c in self.need.points:
-            self._stamp(node, c)
+            self._stamp(node, c, stamp)
 
-    def _stamp(self, node: Node, component: int) -> None:
+    def _stamp(self, node: Node, component: int, stamp: int) -> None:
         for holding in node.on:
             if holding is not self._nothing:
-                holding.used[component] = self.tick
+                holding.used[component] = stamp
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from model_rig import CONFIGS, Sequencer, prompt_of, reference_generate, tiny_model
 
 from banyan.engine import gemma
-from banyan.engine.models import LoadedModel, load_model
-from banyan.engine.presets import EOS_ID, PRESETS, build_tokenizer
+from banyan.engine.models import LoadedModel, load_config, load_model, load_tokenizer
+from banyan.engine.presets import EOS_ID, PRESETS, build_preset, build_tokenizer
 from banyan.errors import ConfigError
 
 DEMO = Path(__file__).parents[2] / ".demo" / "gemma-3-270m"
@@ -70,10 +71,45 @@ def test_a_folders_fingerprint_covers_every_weight(folder: Path) -> None:
     assert load_model(str(folder)).fingerprint != before
 
 
-@pytest.mark.parametrize("dtype", ["auto", "float16"])
-def test_the_dtype_is_the_saved_one_or_the_asked_one(folder: Path, dtype: str) -> None:
-    loaded = load_model(str(folder), dtype=dtype)
-    assert loaded.dtype == {"auto": "float32", "float16": "float16"}[dtype]
+@pytest.mark.parametrize("saved", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("asked", ["auto", "float32", "bfloat16", "float16"])
+def test_the_dtype_is_the_saved_one_or_the_asked_one(
+    saved: str, asked: str, tmp_path: Path
+) -> None:
+    build_preset("tiny-full").to(getattr(torch, saved)).save_pretrained(tmp_path)
+    build_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), dtype=asked)
+    expected = saved if asked == "auto" else asked
+    assert loaded.dtype == load_config(str(tmp_path), dtype=asked).dtype == expected
+    assert {str(p.dtype) for p in loaded.model.parameters()} == {f"torch.{expected}"}
+    assert _logits(loaded).dtype == getattr(torch, expected)
+
+
+def test_a_folders_chat_template_is_used(folder: Path) -> None:
+    template = folder / "chat_template.jinja"
+    template.write_text("{% for m in messages %}({{ m.role }}: {{ m.content }}){% endfor %}")
+    for tokenizer in (load_model(str(folder)).tokenizer, load_tokenizer(str(folder))):
+        said = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+        assert said == "(user: hi)"
+
+
+def test_a_config_needs_no_weights_and_no_tokenizer(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    loaded = load_config(str(folder))
+    assert (loaded.name, loaded.dtype, loaded.config.model_type) == (
+        "saved-model",
+        "float32",
+        "gemma3_text",
+    )
+
+
+def test_a_config_without_dtype_is_float32(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["dtype"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert load_config(str(folder)).dtype == "float32"
 
 
 def test_attention_with_sinks_runs_eager_and_the_others_sdpa(tmp_path: Path) -> None:
@@ -85,9 +121,9 @@ def test_attention_with_sinks_runs_eager_and_the_others_sdpa(tmp_path: Path) -> 
 
 
 def test_an_unknown_name_says_what_would_work() -> None:
-    with pytest.raises(ConfigError, match="'tiny-ful': there is no preset and no folder") as error:
+    with pytest.raises(ConfigError, match="'tiny-ful': there is no preset, no folder") as error:
         load_model("tiny-ful")
-    for known in (*PRESETS, "config.json", "owner/name"):
+    for known in (*PRESETS, "config.json", ".gguf", "owner/name", "owner/name:file.gguf"):
         assert known in str(error.value)
 
 
@@ -106,6 +142,34 @@ def test_a_hub_id_loads_from_its_snapshot(monkeypatch: pytest.MonkeyPatch, folde
     assert loaded.name == "owner/some-model"
 
 
+@pytest.mark.parametrize(
+    ("load", "weights", "tokenizer"),
+    [(load_model, True, True), (load_tokenizer, False, True), (load_config, False, False)],
+)
+def test_the_hub_is_asked_only_for_what_is_read(
+    load: Any, weights: bool, tokenizer: bool, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    asked: list[str] = []
+
+    def download(repo: str, allow_patterns: list[str], **_: Any) -> str:
+        asked.extend(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    load("owner/some-model")
+    assert ("*.safetensors" in asked, "*.txt" in asked) == (weights, tokenizer)
+    assert any(fnmatch("config.json", pattern) for pattern in asked)
+
+
+def test_a_hub_id_of_gguf_files_says_how_to_name_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "fetched-earlier.gguf").touch()
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda repo, **_: str(tmp_path))
+    with pytest.raises(ConfigError, match=r"name its GGUF file: owner/quants:file\.gguf"):
+        load_model("owner/quants")
+
+
 @pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer*"])
 def test_an_incomplete_folder_names_what_is_missing(folder: Path, lost: str) -> None:
     for path in folder.glob(lost):
@@ -114,6 +178,25 @@ def test_an_incomplete_folder_names_what_is_missing(folder: Path, lost: str) -> 
     with pytest.raises(ConfigError) as error:
         load_model(str(folder))
     assert f"has no {pattern}" in str(error.value)
+
+
+def test_a_tokenizer_alone_follows_the_same_rules(folder: Path, tmp_path: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert load_tokenizer(str(folder)).encode("hi") == [104, 105]
+    assert load_tokenizer("tiny-swa").encode("hi") == [104, 105]
+    for name in (str(tmp_path), "tiny-ful", str(folder / "config.json")):
+        with pytest.raises(ConfigError):
+            load_tokenizer(name)
+
+
+def test_code_that_comes_with_a_model_is_not_run(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "telepathy", "auto_map": {"AutoConfig": "own.Config"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text("raise SystemExit('it ran')")
+    for load in (load_model, load_config):
+        with pytest.raises(ConfigError, match="could not be loaded"):
+            load(str(folder))
 
 
 def test_damaged_weights_are_a_config_error(folder: Path) -> None:

@@ -299,7 +299,7 @@ def test_specs_that_no_layer_class_reads_are_refused() -> None:
     rest = Component("full", Full(), first[2:])
     assert second.layer_types[0] == second.layer_types[1]
     with pytest.raises(
-        SpecError, match="layer 0, buffer 'k': the model keeps .* full, the spec says .* window"
+        SpecError, match=r"layer 0, buffer 'k': the model keeps .* full, the spec says .* window"
     ):
         Runner(model, CacheSpec((rest, window)), make_stack(CacheSpec((rest, window)), 4))
 

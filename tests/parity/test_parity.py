@@ -7,31 +7,27 @@ The presets run in part with every test run and in whole under `slow`; Gemma 3 2
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from banyan.engine.models import LoadedModel, load_model
 from banyan.engine.presets import PRESETS
-from banyan.engine.runner import Runner
-from tests.parity.harness import MIB, Engine, plain_answers, prompts_of
+from tests.parity.harness import (
+    MIB,
+    Engine,
+    assert_same_bits,
+    plain_answers,
+    prompts_of,
+    restored_from,
+)
 
 GEMMA = Path(__file__).parents[2] / ".demo" / "gemma-3-270m"
 PAGES, CHUNKS, RUNNING = (1, 16, 64), (32, 512), (1, 4)
 QUICK = {(1, 32, 4), (16, 512, 1), (64, 32, 4)}
 MATRIX = list(itertools.product(PAGES, CHUNKS, RUNNING))
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache
@@ -116,34 +112,11 @@ def test_gemma_answers(page: int, chunk: int, running: int) -> None:
 
 @pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("page", PAGES)
-def test_logits_after_a_host_restore_are_those_of_a_device_hit(
-    name: str, page: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_after_a_host_restore_are_those_of_a_device_hit(name: str, page: int) -> None:
     """Bit for bit, with the same cut points: two engines do the same work, one from each tier."""
-    seen: list[torch.Tensor] = []
-    forward = Runner.forward
-
-    def watched(self: Runner, seqs: Any) -> torch.Tensor:
-        logits = forward(self, seqs)
-        seen.append(logits.clone())
-        return logits
-
-    monkeypatch.setattr(Runner, "forward", watched)
     known = preset_work(name)[0][:6]
-    asked = [[*prompt, *range(40 + i, 60 + i)] for i, prompt in enumerate(known)]
-    runs = []
-    for where in ("device", "host"):
-        with Engine(loaded(name), page_size=page, chunk=512, max_running=1) as engine:
-            engine.answer(known, 4)
-            if where == "host":
-                engine.evict_device()
-            seen.clear()
-            answers = engine.answer(asked, 4)
-            assert any(usage.host > 0 for _, usage in answers) == (where == "host")
-            assert all(usage.host + usage.device > 0 for _, usage in answers)
-            runs.append(([tokens for tokens, _ in answers], list(seen)))
-    (device_tokens, device_logits), (host_tokens, host_logits) = runs
-    assert device_tokens == host_tokens
-    assert len(device_logits) == len(host_logits)
-    for one, other in zip(device_logits, host_logits, strict=True):
-        assert torch.equal(one, other)
+    device, host = (
+        restored_from(where, loaded(name), known, page_size=page, chunk=512)
+        for where in ("device", "host")
+    )
+    assert_same_bits(device, host)

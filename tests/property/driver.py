@@ -11,7 +11,7 @@ import random
 from banyan.cache import AllocateOutcome
 from banyan.errors import CopyError
 from banyan.spec import Window
-from banyan.tree import Tier, encode_namespace, encode_tokens
+from banyan.tree import Mark, Tier, encode_namespace, encode_tokens
 from tests.property.judge import Judge, Running
 from tests.support.reference import TOKEN, Held, Mismatch, survey
 from tests.support.rig import Rig
@@ -141,7 +141,7 @@ class Driver(Judge):
             if c in self.points and len(alone) > 1:
                 raise Mismatch(f"{len(alone)} states evicted for one")
 
-    def commit(self, which: int, checkpoint: bool = True) -> None:
+    def commit(self, which: int, mark: Mark = Mark.KEEP) -> None:
         """Publish what a request has computed."""
         if not self.running:
             return
@@ -153,7 +153,7 @@ class Driver(Judge):
         state = next((places for c in self.points for places in [offered[0][c]]), {})
         before = survey(self.cache.tree)
         try:
-            self.cache.commit(lease, key, checkpoint)
+            self.cache.commit(lease, key, mark)
         except CopyError:
             self._drop(request)
             return self.judge()

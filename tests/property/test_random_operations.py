@@ -28,7 +28,7 @@ def run(kind: str, first_seed: int, operations: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("kind", [*KINDS, TWO_WINDOWS])
 def test_two_thousand_operations(kind: str) -> None:
-    hits = run(kind, first_seed=0, operations=2_000)
+    hits = run(kind, first_seed=100, operations=2_000)
     assert hits["device"] > 100 and hits["host"] > 10, f"hardly anything was reused: {hits}"
 
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
+from banyan.tree import Mark
 from tests.property.driver import Driver
 from tests.support.rig import KINDS, Rig, toy_spec
 
@@ -34,11 +35,11 @@ def machine(kind: str) -> type[RuleBasedStateMachine]:
         def begin(self, stream: int, shared: int, extra: int, flags: int) -> None:
             self.driver.begin(stream, shared, extra, flags)
 
-        @rule(which=SMALL, count=SMALL, commit=st.sampled_from(("no", "passed", "checkpoint")))
-        def compute(self, which: int, count: int, commit: str) -> None:
+        @rule(which=SMALL, count=SMALL, commit=st.none() | st.sampled_from(list(Mark)))
+        def compute(self, which: int, count: int, commit: Mark | None) -> None:
             self.driver.compute(which, count)
-            if commit != "no":
-                self.driver.commit(which, commit == "checkpoint")
+            if commit is not None:
+                self.driver.commit(which, commit)
 
         @rule(which=SMALL)
         def release(self, which: int) -> None:

@@ -7,15 +7,18 @@ prompt can steer it: texts that begin with `crash`, `hang`, `slow` or `invariant
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from banyan.engine.inspect import component_rows
 from banyan.engine.messages import GenerateRequest, Output, TokenLogprob, Usage
 from banyan.errors import ConfigError, InvariantError, RequestError
 from banyan.options import ServeOptions
+from banyan.spec import Buffer, CacheSpec, Component, Full
 
 MAX_MODEL_LEN = 200
 VOCAB_SIZE = 256
+SPEC = CacheSpec((Component("full", Full(), (Buffer("k", 0, (64,)),)),))
 
 
 class FakeTokenizer:
@@ -87,6 +90,7 @@ class FakeCore:
             "max_model_len": MAX_MODEL_LEN,
             "vocab_size": VOCAB_SIZE,
             "chunk": self.options.chunk,
+            "component_rows": [asdict(row) for row in component_rows(SPEC)],
             "size_rows": rows,
         }
 

@@ -1,14 +1,15 @@
-"""The table at start: what fits where, and which pool limits it, within 80 columns."""
+"""The tables at start and of `banyan inspect`: every figure in its place, within 80 columns."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 
+from banyan.engine.inspect import Capacity, Inspection, component_rows, whole_model
 from banyan.pools.sizing import plan_sizes
-from banyan.server.serve import size_table, size_text
+from banyan.server.tables import component_table, inspection, size_table, size_text
 from banyan.spec import Buffer, CacheSpec, Component, Full, Point, Window
 
 SPEC = CacheSpec(
@@ -30,10 +31,21 @@ def lines(host_bytes: int) -> list[str]:
         chunk=512,
         state_interval=None,
     )
+    return printed(size_table([asdict(row) for row in plan.table_rows()]))
+
+
+def printed(*parts: RenderableType) -> list[str]:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(size_table([asdict(row) for row in plan.table_rows()]))
-    return capture.get().splitlines()
+        console.print(*parts)
+    said = capture.get()
+    assert "…" not in said
+    return said.splitlines()
+
+
+def words(lines: list[str]) -> list[str]:
+    """The lines with single spaces."""
+    return [" ".join(line.split()) for line in lines]
 
 
 def test_a_row_per_tier_and_component() -> None:
@@ -42,12 +54,55 @@ def test_a_row_per_tier_and_component() -> None:
         rows = [line for line in said if line.split()[:1] == [tier]]
         assert [row.split()[1] for row in rows] == ["full", "window", "state"]
         assert sum("limits" in row for row in rows) == 1
-    assert not any("…" in line for line in said)
     assert "no host tier" not in "".join(said)
 
 
 def test_without_a_host_tier_it_says_how_to_get_one() -> None:
     assert "no host tier; give --host-bytes" in "".join(lines(0))
+
+
+def test_what_is_cached_has_reach_and_bytes() -> None:
+    rows = words(printed(component_table([asdict(r) for r in component_rows(SPEC)])))
+    assert "component reach layers bytes record" in rows
+    assert "full full 1 128 per token 2.0 KiB" in rows
+    assert "window window(1024) 1 128 per token 2.0 KiB" in rows
+    assert "state point 1 16,384 per state 16.0 KiB" in rows
+
+
+def inspected(spec: CacheSpec, one_gib: Capacity | None = None) -> list[str]:
+    found = Inspection(
+        model="[a]/model",
+        family="any",
+        layers=3,
+        dtype="float32",
+        page_size=16,
+        components=component_rows(spec),
+        page_bytes=4096,
+        one_gib=one_gib or whole_model(spec),
+    )
+    return printed(*inspection(asdict(found)))
+
+
+def test_an_inspection_names_the_model_and_all_parts() -> None:
+    said = inspected(SPEC)
+    assert said[0] == "[a]/model: any, 3 layers, float32, pages of 16 tokens (4.0 KiB each)"
+    rows = words(said)
+    assert "state s state 64 x 64 float32 1" in rows
+    assert "state alone 16.0 KiB 65,536 states" in rows
+
+
+def test_an_inspection_shows_strides_and_fractions() -> None:
+    packed = Buffer("c", 0, (3,), "float16", stride=4)
+    rows = words(inspected(CacheSpec((Component("full", Full(), (packed,)),))))
+    assert "full c 4 tokens 3 float16 1" in rows
+    assert "full full 1 1.5 per token 24 B" in rows
+
+
+def test_any_length_where_length_costs_nothing() -> None:
+    spec = CacheSpec((Component("full", Full()), SPEC.components[2]))
+    said = inspected(spec)
+    assert any("one long prompt" in line and "any length" in line for line in said)
+    assert not any("full alone" in line for line in said)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from banyan.engine.presets import BOS_ID, EOS_ID, MAX_LENGTH, SEED, VOCAB_SIZE, randomize
+from banyan.engine.models import LoadedModel
+from banyan.engine.presets import (
+    BOS_ID,
+    EOS_ID,
+    MAX_LENGTH,
+    SEED,
+    VOCAB_SIZE,
+    build_tokenizer,
+    randomize,
+)
 
 WINDOW = 24
 
@@ -250,6 +259,26 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+PAGES = (1, 16, 64)
+PAGES_OF: dict[str, tuple[int, ...]] = {"deepseek_v4": (16, 32, 64)}
+"""Page sizes of families that compress tokens: a page holds whole groups of them."""
+
+
+QUICK_FAMILIES = ("gemma3_text", "qwen3_5_text", "lfm3", "deepseek_v32", "deepseek_v4")
+"""Those whose every test runs each time: they have all kinds of buffers among them."""
+
+_ZEROS = (
+    "there a chunk of several tokens starts its states from zeros; the engine goes on from them"
+)
+CHUNKS_DIFFER = {
+    "jamba": _ZEROS,
+    "mamba": _ZEROS,
+    "falcon_mamba": _ZEROS,
+    "minimax": "there the length of the cache is that of layer 0, which keeps no keys, so the masks"
+    " of later chunks are wrong; the engine's are right",
+}
+"""Families for which `transformers` itself, fed a prompt in chunks, gives other logits, and why."""
+
 
 def config_of(family: str) -> Any:
     """The family's small config."""
@@ -257,10 +286,23 @@ def config_of(family: str) -> Any:
 
 
 @cache
-def model_of(family: str) -> Any:
-    """The family's small model, float32 on CPU, in eval mode; the same weights every time."""
+def model_of(family: str, dtype: str = "float32") -> Any:
+    """The family's small model on CPU, in eval mode; the same weights every time."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        model = AutoModelForCausalLM.from_config(config_of(family), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config_of(family), dtype=getattr(torch, dtype))
     randomize(model)
     return model.eval()
+
+
+@cache
+def loaded_family(family: str, dtype: str = "float32") -> LoadedModel:
+    """`model_of` with what an engine wants to know of it."""
+    model = model_of(family, dtype)
+    config = model.config.get_text_config()
+    return LoadedModel(model, build_tokenizer(), config, family, frozenset({EOS_ID}), "0" * 32)
+
+
+def pages_of(family: str) -> tuple[int, ...]:
+    """The page sizes that the family is tried with; 16 is among them."""
+    return PAGES_OF.get(family, PAGES)
