@@ -34,6 +34,8 @@ def holds(cache: PrefixCache) -> Iterator[Hold]:
     for lease in cache.leases:
         if lease.loading is None and not lease.broken:
             yield from holds_of_lease(cache.tree, lease.node, lease.lock_start)
+        if lease.borrowed is not None:
+            yield Hold(Tier.DEVICE, lease.borrowed, 0)
     for op in cache.controller.operations.values():
         for tier, node in op.paths:
             yield Hold(tier, node, 0)

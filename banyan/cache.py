@@ -276,7 +276,8 @@ class PrefixCache:
         }
         if stop <= node.end and not states:
             return
-        offers = [self._offer(lease, c, node.end, stop) for c in range(self.tree.width)]
+        starts = [lease.present, *[node.end] * (self.tree.width - 1)]
+        offers = [self._offer(lease, c, start, stop) for c, start in enumerate(starts)]
         done = self.tree.insert(node, key, stop, offers, states, lease.priority)
         for c, first, slots in done.repoint:
             lease.pages(c).replace(first, slots)
@@ -313,6 +314,14 @@ class PrefixCache:
         self.tree.unlock(old, starts)
         for c in self._paged:
             lease.pages(c).owned_from = node.end // self.page_size
+        lease.pages(0).owned_from = lease.present // self.page_size
+        if lease.borrowed is not None and lease.borrowed.end <= node.end:
+            self._return_borrowed(lease)
+
+    def _return_borrowed(self, lease: Lease) -> None:
+        if lease.borrowed is not None:
+            self.tree.device.unlock_path(lease.borrowed)
+            lease.borrowed = None
 
     def _after_commit(self, node: Node, states: dict[int, tuple[int, int]]) -> None:
         self._write_through(node)
@@ -351,6 +360,7 @@ class PrefixCache:
             self.stack.device_slots[c].free(lease.pages(c).owned)
         for c in self._points:
             self.stack.device_slots[c].free(np.array(lease.states(c).owned, np.int32))
+        self._return_borrowed(lease)
         if lease.loading is not None:
             lease.loading.on_end = None
             self.controller.engine.cancel(lease.loading.op_id)

@@ -37,6 +37,7 @@ class Grants:
         lease = self._new_lease(match, node, match.device_boundary)
         lease.lock_start = self.tree.lock(node)
         self._fill_tables(lease)
+        self._borrow(lease, match)
         return lease
 
     def from_host(self, match: Match) -> Lease | Shortage | None:
@@ -61,6 +62,7 @@ class Grants:
         lease.loading, lease.ticket = op, op.ticket
         lease.lock_start = [None] * self.tree.width
         self._fill_tables(lease)
+        self._borrow(lease, match)
         op.on_end = lambda ok: self._load_ended(lease, ok)
         return lease
 
@@ -102,6 +104,25 @@ class Grants:
             for c in self.tree.need.points:
                 state = lease.states(c)
                 state.read, state.read_locked = int(self._slots_of(lease, node, c)[0]), True
+
+    def _borrow(self, lease: Lease, match: Match) -> None:
+        """Give the lease the tree's own `Full` pages beyond its boundary, where only windows or
+        states are missing: these tokens are computed again, but not stored again."""
+        if match.device_full <= lease.boundary:
+            return
+        node = self.tree.node_at(match, match.device_full)
+        self.tree.device.lock_path(node)
+        lease.borrowed = node
+        parts: list[Slots] = []
+        n = node
+        while n is not lease.node:
+            slots = n.on[Tier.DEVICE].slots[0]
+            assert slots is not None and n.parent is not None, n
+            parts.append(slots)
+            n = n.parent
+        table = lease.pages(0)
+        table.append(np.concatenate(parts[::-1]))
+        table.owned_from = node.end // self.tree.page_size
 
     def _slots_of(self, lease: Lease, node: Node, component: int) -> Slots:
         slots = node.on[Tier.DEVICE].slots[component]

@@ -175,6 +175,8 @@ class Lease:
         ticket: the running load-back to wait on layer by layer, or None.
         loading: that load-back while it has not been applied; it holds the pins until then.
         broken: the load-back failed: release this lease and acquire again.
+        borrowed: the tree's node up to whose end the `Full` table has the tree's own slots, beyond
+            the published boundary, while there is such a part; it is locked.
         rolling: the snapshots of its conversation that its next one supersedes.
         continues: the latest snapshot that its prompt goes on from, there or gone, or None.
     """
@@ -193,9 +195,15 @@ class Lease:
     ticket: CopyTicket | None = None
     loading: Operation | None = None
     broken: bool = False
+    borrowed: Node | None = None
     released: bool = False
     rolling: list[Node] = field(default_factory=list)
     continues: Node | None = None
+
+    @property
+    def present(self) -> int:
+        """Tokens whose `Full` data is the tree's: a forward pass reads it and must not write it."""
+        return max(self.node.end, self.borrowed.end if self.borrowed is not None else 0)
 
     def pages(self, component: int) -> PageTable:
         """The page table of a page-shaped component."""

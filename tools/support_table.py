@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -39,9 +40,7 @@ how its prompt is cut (`banyan/engine/selftest.py`).
 
 ## Tried
 
-Greedy answers to {prompts}, in float32, are compared token for token with those of `transformers`
-without a prefix cache, with {pages} and {running}, prompts computed at most {chunk} tokens at a
-time.
+{asked}
 
 - **cold**: nothing is known before. **device**: the same prompts again. **host**: again, after the
   device was emptied and overwritten. **mixed**: again with half of each component evicted, then
@@ -50,11 +49,18 @@ time.
 - **bits**: the logits of every forward after a restore from host are those of a hit on device, bit
   for bit, in float32 and in bfloat16.
 - **bytes**: for how many buffers, each of one layer, one flipped bit in what is restored, and the
-  buffer's absence, change the first logits; `verify` catches each of these bits, every buffer is
-  seen to arrive, and the state of a page earlier will not do.
+  buffer's absence, change the first logits; `verify` catches such bits, every buffer is seen to
+  arrive, and the state of a page earlier will not do.
 - **noise**: largest difference of a logit (the largest are about 4) between {tokens} tokens at once
   and in chunks: in `transformers` on its own cache; and in the engine, for the last token.
 """
+
+ASKED = (
+    "Greedy answers to {prompts} prompts of {shortest} to {longest} tokens, in float32, are "
+    "compared token for token with those of `transformers` without a prefix cache, with pages of "
+    "{pages} tokens and {running} running requests, prompts computed at most {chunk} tokens at a "
+    "time."
+)
 
 NOT_TRIED = """
 ## Spec derived, not tried
@@ -125,15 +131,13 @@ def page_of_tried(record: Mapping[str, Any]) -> str:
     for family, kinds in families.items():
         _check(family, kinds)
     cells = [cell for kinds in families.values() for cell in kinds["answers"]]
-    chunks = next(iter(families.values()))["chunks"][0]
     usual = _usual_pages(families)
+    running = _listed(sorted({cell["running"] for cell in cells}))
+    asked = ASKED.format(**{**cells[0], "pages": _listed(usual), "running": running})
     head = HEAD.format(
         **record["versions"],
-        prompts="{prompts} prompts of {shortest} to {longest} tokens".format(**cells[0]),
-        pages="pages of " + _listed(usual) + " tokens",
-        running=_listed(sorted({c["running"] for c in cells})) + " running requests",
-        chunk=cells[0]["chunk"],
-        tokens=chunks["tokens"],
+        asked=textwrap.fill(asked, 100, break_on_hyphens=False),
+        tokens=next(iter(families.values()))["chunks"][0]["tokens"],
     )
     titles = ["family", "components", *ROUNDS, "tokens", "bits", "bytes", "noise", "remarks"]
     rows = [_row(family, kinds, usual) for family, kinds in families.items()]

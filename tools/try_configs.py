@@ -81,10 +81,12 @@ def try_one(model_type: str) -> Tried:
 
 def _tried(model_type: str, small: bool) -> Tried:
     text_type, components, reason = model_type, "", ""
+    step = "transformers makes no config"
     try:
         with _limited(LIMIT_S), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             config = _config(model_type, small)
+            step = "not refused as it should be"
             components = described(CacheSpec.from_config(config, PAGE, "float32"))
             text_type = str(config.get_text_config().model_type)
     except SpecError as error:
@@ -92,7 +94,7 @@ def _tried(model_type: str, small: bool) -> Tried:
     except TimeoutError:
         reason = f"no answer within {LIMIT_S} s"
     except Exception as error:  # whatever a config class or a model may raise; told by name
-        reason = _short(f"not refused by a SpecError, but {type(error).__name__}: {error}")
+        reason = _short(f"{step}: {type(error).__name__}: {error}")
     return Tried(model_type, text_type, components, reason)
 
 

@@ -118,7 +118,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def _store_and_take(self, name: str, new: Tensor, plan: PagePlan) -> Tensor:
         """Write dtype[batch, new_len, *shape], return dtype[batch, key_len, *shape]."""
-        rows, entries = self._rows[name], new.flatten(0, 1)
+        rows, entries = self._rows[name], new[:, plan.skip :].flatten(0, 1)
         if isinstance(plan.write, slice):
             rows[plan.write] = entries
         else:

@@ -35,6 +35,7 @@ class GroupPlan:
         first: position at which the open group begins; `first // stride` entries exist before.
         entries: int64[n], rows of all entries once the new tokens are in, in the `Full` component.
         new: index of the first entry that this forward closes.
+        there: how many of those it closes are there already, and not written.
         tokens: int64[stop - first], rows of the tokens from `first` on, in the `Window` component.
         last: int64[stride], rows of the tokens of the last closed group; None when there is none.
     """
@@ -42,6 +43,7 @@ class GroupPlan:
     first: int
     entries: Tensor
     new: int
+    there: int
     tokens: Tensor
     last: Tensor | None
 
@@ -65,12 +67,17 @@ def plan_groups(
     tokens = _rows(seq, window, np.arange(first, seq.stop), page_size, 1)
     last = None
     if first:
-        last = _rows(seq, window, np.arange(first - stride, first), page_size, 1)
-    on_device = [
-        None if r is None else torch.from_numpy(r).to(device) for r in (entries, tokens, last)
-    ]
-    assert on_device[0] is not None and on_device[1] is not None
-    return GroupPlan(first, on_device[0], first // stride, on_device[1], on_device[2])
+        before = _rows(seq, window, np.arange(first - stride, first), page_size, 1)
+        last = torch.from_numpy(before).to(device)
+    new = first // stride
+    return GroupPlan(
+        first=first,
+        entries=torch.from_numpy(entries).to(device),
+        new=new,
+        there=max(0, min(count, seq.present // stride) - new),
+        tokens=torch.from_numpy(tokens).to(device),
+        last=last,
+    )
 
 
 def _rows(seq: SeqInput, component: int, at: Rows, page_size: int, stride: int) -> Rows:
@@ -172,7 +179,7 @@ class GroupStore:
         Mutates: the pool rows of the new entries.
         """
         plan, rows = self._plan, self._rows_of[f"{name}_entry"]
-        rows.index_copy_(0, plan.entries[plan.new :], compressed[0])
+        rows.index_copy_(0, plan.entries[plan.new + plan.there :], compressed[0, plan.there :])
         return rows.index_select(0, plan.entries)[None]
 
 

@@ -189,6 +189,13 @@ def check_request(request: GenerateRequest, limits: Limits) -> None:
         )
     if request.timeout_s is not None and not request.timeout_s > 0:
         raise RequestError(f"timeout_s is {request.timeout_s}, must be above 0", param="timeout_s")
+    outside = [at for at in request.cache_hints if not 0 <= at <= len(prompt)]
+    if outside:
+        raise RequestError(
+            f"cache_hints has position {outside[0]}, the prompt has {len(prompt)} tokens; give "
+            "positions inside it",
+            param="cache_hints",
+        )
     _check_sampling(request.sampling)
     _check_length(len(prompt), request.sampling.max_tokens, limits)
 

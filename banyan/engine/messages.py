@@ -82,6 +82,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         computed: prompt tokens run through the model.
         device, host: prompt tokens whose cached data was found on that tier.
+        rebuilt: of the computed ones, those whose full-attention data was found, so that they ran
+            for windows and states alone.
     """
 
     prompt_tokens: int
@@ -89,6 +91,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     computed: int
     device: int
     host: int
+    rebuilt: int = 0
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, tag="output"):

@@ -35,12 +35,15 @@ class SeqInput:
         tables: by component index; page tables reach through the page of the last new token,
             state tables have a `write` slot.
         ticket: a load-back still running on these tables, or None.
+        present: tokens whose data in the first, `Full` component is there already, so that the
+            forward reads it and does not write it.
     """
 
     tokens: Sequence[int]
     start: int
     tables: Sequence[PageTable | StateTable]
     ticket: CopyTicket | None = None
+    present: int = 0
 
     @property
     def stop(self) -> int:
@@ -123,6 +126,7 @@ class PagePlan:
         window: the component's window in tokens, or None.
         read: how to fetch `max(lengths)` keys per sequence, after the write.
         write: rows of the new entries, batch-major: a slice when they are one run.
+        skip: leading new tokens whose entries are there already, and not written.
     """
 
     start: int
@@ -131,6 +135,7 @@ class PagePlan:
     window: int | None
     read: Read
     write: slice | Tensor
+    skip: int = 0
 
     @property
     def key_len(self) -> int:
@@ -230,22 +235,27 @@ def _plan_one(
     first, slots = _visible(seq, component, window, page_size)
     skip, new_len = first % page_size, len(seq.tokens)
     length = seq.stop - first
-    past = skip + length - new_len
+    there = min(max(0, seq.present - seq.start), new_len) if component == 0 else 0
+    fresh = new_len - there
+    past = skip + length - fresh
     read: Read
     write: slice | Tensor
     if _is_run(slots):
         at = int(slots[0]) * page_size
         read = RunRead(at + skip, at + skip + length)
-        write = slice(at + past, at + past + new_len)
+        write = slice(at + past, at + past + fresh)
+    elif not fresh:
+        read = PagesRead(_to(slots.astype(np.int64), device), skip, length)
+        write = slice(0, 0)
     else:
         read = PagesRead(_to(slots.astype(np.int64), device), skip, length)
         new_slots = slots[past // page_size :]
         if _is_run(new_slots):
             at = int(new_slots[0]) * page_size + past % page_size
-            write = slice(at, at + new_len)
+            write = slice(at, at + fresh)
         else:
-            write = _to(_rows(new_slots, page_size, past % page_size, new_len), device)
-    return PagePlan(seq.start, new_len, (length,), window, read, write)
+            write = _to(_rows(new_slots, page_size, past % page_size, fresh), device)
+    return PagePlan(seq.start, new_len, (length,), window, read, write, there)
 
 
 def _is_run(slots: npt.NDArray[np.int32]) -> bool:

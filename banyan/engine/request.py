@@ -30,10 +30,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """Prompt tokens by the tier that served them: as granted, then as things turned out."""
+    """Prompt tokens by the tier that served them: as granted, then as things turned out.
+
+    Args:
+        rebuilt: tokens computed for windows and states alone.
+    """
 
     device: int
     host: int
+    rebuilt: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +65,7 @@ class Request:
         passed: how often another request was preferred to it while it could have run.
         receipt: None until the first admission.
         computed: prompt tokens run through the model for its first token, over all admissions.
+        rebuilt: of those, the tokens whose `Full` data was there.
         counted: whether its prompt has entered the counters.
         shared: whether it has waited for another request's prefill.
         stepping: whether it has slots for the decode of this step.
@@ -87,6 +93,7 @@ class Request:
     passed: int = 0
     receipt: Receipt | None = None
     computed: int = 0
+    rebuilt: int = 0
     counted: bool = False
     shared: bool = False
     stepping: bool = False
@@ -126,7 +133,7 @@ class Request:
         assert self.lease is not None
         saved = max(0, self.prompt_len - self.computed)
         host = min(self.lease.host_len, saved)
-        self.receipt = Receipt(device=saved - host, host=host)
+        self.receipt = Receipt(saved - host, host, min(self.rebuilt, self.prompt_len - saved))
 
     def usage(self) -> Usage:
         """The receipt for the client; its three sources sum to the prompt's length."""
@@ -137,6 +144,7 @@ class Request:
             computed=self.prompt_len - receipt.device - receipt.host,
             device=receipt.device,
             host=receipt.host,
+            rebuilt=receipt.rebuilt,
         )
 
 

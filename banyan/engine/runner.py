@@ -24,6 +24,10 @@ from banyan.spec import CacheSpec
 __all__ = ["Runner", "SeqInput"]
 
 
+class _EnoughError(Exception):
+    """All layers that were wanted have run."""
+
+
 class Runner:
     """One model bound to one stack of pools.
 
@@ -47,6 +51,8 @@ class Runner:
         self._cache = make_cache(spec, stack.device, layers, own_cache_class(config))
         self._cache.hands_over = continue_scans(model)
         self._device = stack.device[0].device
+        self._vocab_size = int(config.vocab_size)
+        self._beyond = _layer_beyond(model, spec, layers)
         self._pads = any(c.buffers and c.reach.page_shaped for c in spec.components)
         implementation = config._attn_implementation
         if implementation not in ("sdpa", "eager"):
@@ -68,6 +74,9 @@ class Runner:
             CopyError: a load-back failed; nothing that was computed may be used.
 
         Mutates: pool rows of the new tokens, and the `write` state slots; nothing else.
+
+        A sequence whose new tokens are all `present` may get zeros for logits: only what is wanting
+        is computed, that is, no layer above the last one that keeps windows or states.
         """
         if not seqs or (len(seqs) > 1 and any(len(seq.tokens) != 1 for seq in seqs)):
             raise ValueError("a forward takes one sequence, or several with one new token each")
@@ -75,16 +84,33 @@ class Runner:
             return torch.cat([self.forward([seq]) for seq in seqs])
         with torch.inference_mode():
             self._cache.begin(seqs)
-            logits: Tensor = self._model(
-                input_ids=torch.tensor([list(seq.tokens) for seq in seqs], device=self._device),
-                attention_mask=self._padding(seqs),
-                position_ids=self._positions(seqs),
-                cache=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits
+            brief = len(seqs) == 1 and seqs[0].stop <= seqs[0].present
+            logits = self._run_in_part(seqs) if brief else self._run(seqs)
             self._cache.finish()
-            return logits[:, -1].float()
+            return logits
+
+    def _run(self, seqs: Sequence[SeqInput]) -> Tensor:
+        logits: Tensor = self._model(
+            input_ids=torch.tensor([list(seq.tokens) for seq in seqs], device=self._device),
+            attention_mask=self._padding(seqs),
+            position_ids=self._positions(seqs),
+            cache=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1].float()
+
+    def _run_in_part(self, seqs: Sequence[SeqInput]) -> Tensor:
+        """Run the layers whose windows or states are wanted, and those below them; no logits."""
+        if self._beyond is None:
+            return self._run(seqs)
+        stop = self._beyond.register_forward_pre_hook(_stop_here)
+        try:
+            return self._run(seqs)
+        except _EnoughError:
+            return torch.zeros((1, self._vocab_size), device=self._device)
+        finally:
+            stop.remove()
 
     def _positions(self, seqs: Sequence[SeqInput]) -> Tensor:
         first = seqs[0]
@@ -129,3 +155,20 @@ def _buffers(spec: CacheSpec) -> dict[tuple[int, str], str]:
         for part in spec.components
         for b in part.buffers
     }
+
+
+def _layer_beyond(model: Any, spec: CacheSpec, layers: int) -> torch.nn.Module | None:
+    """The module of the first layer above all that keep windows or states; None if there is none,
+    or the model's layers are not found."""
+    kept = [b.layer for part in spec.components[1:] for b in part.buffers]
+    first = max(kept, default=layers) + 1
+    if first >= layers:
+        return None
+    for name, module in model.named_modules():
+        if name.endswith("layers") and isinstance(module, torch.nn.ModuleList):
+            return module[first] if len(module) == layers else None
+    return None
+
+
+def _stop_here(*_: Any) -> None:
+    raise _EnoughError

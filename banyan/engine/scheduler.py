@@ -212,18 +212,20 @@ class Scheduler:
         lease = request.lease
         assert lease is not None
         start, gated = lease.length, lease.ticket is not None
-        seq = SeqInput(request.tokens[start:stop], start, lease.tables, lease.ticket)
+        present = lease.present
+        seq = SeqInput(request.tokens[start:stop], start, lease.tables, lease.ticket, present)
         began = self._clock()
         logits = self._guarded([request], lambda: self._model.forward([seq]))
         if logits is None:
             return
-        if not gated and stop - start >= min(_SPEED_SAMPLE, self._cuts.chunk):
+        if not gated and present <= start and stop - start >= min(_SPEED_SAMPLE, self._cuts.chunk):
             self._settle()
             self._cache.note_prefill(stop - start, self._clock() - began)
         self._cache.advance(lease, stop)
         request.planned = None
         self.counters.prefill_tokens += stop - start
         request.computed += stop - start
+        request.rebuilt += max(0, min(stop, present) - start)
         self._cache.commit(lease, request.key(), self._admission.mark_of(request, stop))
         if stop == request.goal:
             self.roster.start_decoding(request)

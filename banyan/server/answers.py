@@ -101,6 +101,7 @@ def usage_json(usages: Sequence[Usage]) -> Json:
             "device_tokens": device,
             "host_tokens": host,
             "computed_tokens": sum(u.computed for u in usages),
+            "rebuilt_tokens": sum(u.rebuilt for u in usages),
         },
     }
 

@@ -23,6 +23,7 @@ from banyan.server.protocol import (
     ChatBody,
     CompletionBody,
     conversation_of,
+    hints_of,
     namespace_of,
     prompts_of,
     read_body,
@@ -57,7 +58,8 @@ class Generator:
         if len(given) > self.client.capacity:
             most = self.client.capacity
             raise bad_request(f"{len(given)} prompts in one request; at most {most}", "prompt")
-        prompts = [await self.encoder.encode(prompt) for prompt in given]
+        tokens = [await self.encoder.encode(prompt) for prompt in given]
+        prompts = [(prompt, hints_of(body, len(prompt))) for prompt in tokens]
         frame = self._frame("cmpl", body, sampling)
         return await self._answer(request, body, prompts, sampling, TextFormat(frame), frame, timer)
 
@@ -66,12 +68,13 @@ class Generator:
         timer = self.metrics.timer()
         body = read_body(await _read(request), ChatBody)
         self._check_model(body.model)
-        prompt = await self.encoder.encode_chat(conversation_of(body))
+        prompt, message_ends = await self.encoder.encode_chat(conversation_of(body))
+        hints = hints_of(body, len(prompt), message_ends)
         room = int(self.client.info["max_model_len"]) - len(prompt)
         sampling = sampling_of(body, max(1, room))
         frame = self._frame("chatcmpl", body, sampling)
         return await self._answer(
-            request, body, [prompt], sampling, ChatFormat(frame), frame, timer
+            request, body, [(prompt, hints)], sampling, ChatFormat(frame), frame, timer
         )
 
     def _check_model(self, name: str | None) -> None:
@@ -98,7 +101,7 @@ class Generator:
         self,
         request: Request,
         body: CompletionBody | ChatBody,
-        prompts: list[list[int]],
+        prompts: list[tuple[list[int], tuple[int, ...]]],
         sampling: Sampling,
         answer_format: Format,
         frame: Frame,
@@ -113,8 +116,9 @@ class Generator:
                 priority=body.priority or 0,
                 use_cache=body.use_cache is not False,
                 timeout_s=body.timeout_s,
+                cache_hints=hints,
             )
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, hints) in enumerate(prompts)
         ]
         index = {r.request_id: i for i, r in enumerate(requests)}
         job = Job(requests, index, answer_format, body.include_usage, timer)

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from banyan.server.errors import bad_request
+from banyan.server.hints import message_ends
 
 _REPLACEMENT = "\ufffd"
 
@@ -21,6 +22,14 @@ class Piece(NamedTuple):
 
     text: str
     data: list[int] | None
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as token ids, and the positions at which its messages end (none where the
+    tokenizer does not tell which characters a token stands for)."""
+
+    tokens: list[int]
+    message_ends: tuple[int, ...]
 
 
 class PromptEncoder:
@@ -52,13 +61,17 @@ class PromptEncoder:
             return prompt
         return await self._run(self._encode, prompt, True)
 
-    async def encode_chat(self, conversation: list[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation by the model's chat template, ready for the answer.
+    async def encode_chat(self, conversation: list[dict[str, str]]) -> ChatPrompt:
+        """Token ids of a conversation by the model's chat template, ready for the answer, and where
+        its messages end.
 
         Raises:
             ApiError: 400 where the model has no template, or it refuses the conversation.
         """
-        return await self._run(self._encode_chat, conversation)
+        loop = asyncio.get_running_loop()
+        prompt = await loop.run_in_executor(self._thread, self._encode_chat, conversation)
+        _refuse_empty(prompt.tokens)
+        return prompt
 
     def piece(self, token: int) -> Piece:
         """The text of one token."""
@@ -76,15 +89,14 @@ class PromptEncoder:
     async def _run(self, function: Any, *args: Any) -> list[int]:
         loop = asyncio.get_running_loop()
         tokens: list[int] = await loop.run_in_executor(self._thread, function, *args)
-        if not tokens:
-            raise bad_request("the prompt is empty; it must have at least one token", "prompt")
+        _refuse_empty(tokens)
         return tokens
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         encoded = self._tokenizer(text, add_special_tokens=add_special_tokens, verbose=False)
         return [int(token) for token in encoded["input_ids"]]
 
-    def _encode_chat(self, conversation: list[dict[str, str]]) -> list[int]:
+    def _encode_chat(self, conversation: list[dict[str, str]]) -> ChatPrompt:
         from jinja2 import TemplateError
 
         if not getattr(self._tokenizer, "chat_template", None):
@@ -99,4 +111,17 @@ class PromptEncoder:
             raise bad_request(
                 f"the model's chat template refuses these messages: {error}", "messages"
             ) from error
-        return self._encode(str(text), False)
+        text = str(text)
+        if not getattr(self._tokenizer, "is_fast", False):
+            return ChatPrompt(self._encode(text, False), ())
+        encoded = self._tokenizer(
+            text, add_special_tokens=False, verbose=False, return_offsets_mapping=True
+        )
+        tokens = [int(token) for token in encoded["input_ids"]]
+        token_ends = [int(end) for _, end in encoded["offset_mapping"]]
+        return ChatPrompt(tokens, message_ends(self._tokenizer, conversation, text, token_ends))
+
+
+def _refuse_empty(tokens: list[int]) -> None:
+    if not tokens:
+        raise bad_request("the prompt is empty; it must have at least one token", "prompt")

@@ -35,6 +35,8 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         cache_salt: requests share cached data only with those of the same salt.
         priority, use_cache, timeout_s: as in `GenerateRequest`.
         return_token_ids: report token ids beside the text, as `token_ids`.
+        cache_hints: where later prompts are likely to part from this one, as positions in tokens.
+            For a chat, true (as when not given) stands for its messages' ends, false for none.
     """
 
     model: str | None = None
@@ -52,6 +54,7 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     use_cache: bool | None = None
     timeout_s: float | None = None
     return_token_ids: bool | None = None
+    cache_hints: bool | list[int] | None = None
     # accepted where they ask for nothing special; see _NEUTRAL
     n: Any = None
     presence_penalty: Any = None
@@ -237,6 +240,31 @@ def _check_sampling(sampling: Sampling) -> None:
     for name, holds, rule in rules:
         if not holds:
             raise bad_request(f"{name} is {getattr(sampling, name)}; it must be {rule}", name)
+
+
+def hints_of(
+    body: CompletionBody | ChatBody, length: int, message_ends: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """The positions for checkpoints that a request asks for, in a prompt of `length` tokens.
+
+    Raises:
+        ApiError: 400 for a position outside the prompt, or `true` where there are no messages.
+    """
+    hints = body.cache_hints
+    if hints is True and isinstance(body, CompletionBody):
+        raise bad_request(
+            "cache_hints: true stands for the ends of messages; give a list of positions in tokens",
+            "cache_hints",
+        )
+    if not isinstance(hints, list):
+        return () if hints is False else message_ends
+    for position in hints:
+        if not 0 <= position <= length:
+            raise bad_request(
+                f"cache_hints has position {position}; the prompt has {length} tokens",
+                "cache_hints",
+            )
+    return tuple(sorted(set(hints)))
 
 
 def namespace_of(body: CompletionBody | ChatBody) -> tuple[tuple[str, str], ...]:

@@ -47,6 +47,7 @@ class Match:
         boundary: tokens that need not be computed if what is on host is loaded back.
         device_boundary: tokens that need not be computed with device data alone.
         full_len: how far `Full` data matches (tokens): beyond `boundary`, a checkpoint was missing.
+        device_full: how far it matches on device alone.
         loading: a load-back of part of this path is running; wait for it rather than start another.
         path: the matched nodes below the root, the last one perhaps in part.
         epoch: the tree's structure count when this was made.
@@ -57,6 +58,7 @@ class Match:
     boundary: int
     device_boundary: int
     full_len: int
+    device_full: int
     loading: bool
     path: tuple[Node, ...]
     epoch: int
@@ -110,9 +112,7 @@ def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: b
     """
     i, boundary = len(path) - 1, matched
     if device_only:
-        while i >= 0 and path[i].on[0].slots[0] is None:
-            i -= 1
-        boundary = min(matched, path[i].end) if i >= 0 else 0
+        i, boundary = device_end(path, matched)
     while i >= 0:
         gap = _first_gap(path, i, boundary, need, device_only)
         if gap is None:
@@ -120,6 +120,14 @@ def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: b
         i = gap
         boundary = path[i].end if i >= 0 else 0
     return 0
+
+
+def device_end(path: list[Node], matched: int) -> tuple[int, int]:
+    """Index of the last node of `path` with `Full` data on device, and how far that matches."""
+    i = len(path) - 1
+    while i >= 0 and path[i].on[0].slots[0] is None:
+        i -= 1
+    return i, min(matched, path[i].end) if i >= 0 else 0
 
 
 def _first_gap(
@@ -161,10 +169,11 @@ def match_key(
     page_bytes = page_size * TOKEN_BYTES
     limit = max(0, len(key) - TOKEN_BYTES) // page_bytes * page_bytes
     if root is None or not limit:
-        return Match(key, namespace, 0, 0, 0, False, (), epoch)
+        return Match(key, namespace, 0, 0, 0, 0, False, (), epoch)
     path, matched_bytes = walk(root, key, limit, page_bytes)
     matched = matched_bytes // TOKEN_BYTES
     device = best_boundary(path, matched, need, device_only=True)
     boundary = device if device == matched else best_boundary(path, matched, need, False)
     loading = boundary > device and is_loading(path)
-    return Match(key, namespace, boundary, device, matched, loading, tuple(path), epoch)
+    full = matched if device == matched else device_end(path, matched)[1]
+    return Match(key, namespace, boundary, device, matched, full, loading, tuple(path), epoch)

@@ -318,8 +318,8 @@ class Tree:
 
         Args:
             key: the tokens from position 0, at least to `stop` (a whole number of pages).
-            offers: by component; the `Full` offer covers all of [node.end, stop), a `Window` offer
-                a tail of it.
+            offers: by component; the `Full` offer covers all of [node.end, stop) that the tree does
+                not have on device, a `Window` offer a tail of it.
             states: by `Point` component, (boundary, slot).
 
         Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).

@@ -40,8 +40,8 @@ def test_c023_a_failed_admission_takes_no_state_slot() -> None:
     for attempt in range(20):
         second = rig.acquire(A[0:17] if attempt % 2 else B[0:17])
         assert free(rig) == before, "neither a match nor a lease takes a state"
-        if attempt % 4 < 2:
-            assert rig.cache.allocate(second, 16) is FULL
+        if attempt % 4 < 2:  # the pages of A are there, so only a state is asked for
+            assert rig.cache.allocate(second, 16) is (OK if attempt % 2 else FULL)
         rig.cache.release(second)
         assert free(rig) == before
         rig.check()
@@ -213,7 +213,7 @@ def test_c041_what_a_commit_heals_is_not_freed_as_a_duplicate() -> None:
     mine = lease.pages(1).slots.tolist()
     before = free(rig)
     rig.commit(lease, A[0:17])
-    assert [a - b for a, b in zip(free(rig), before, strict=True)] == [4, 0]
+    assert free(rig) == before, "the pages were the tree's own, so there is no duplicate"
     nodes = sorted(rig.cache.tree.nodes(), key=lambda n: n.end)
     assert [s for n in nodes for s in n.on[DEVICE].slots[1].tolist()] == mine  # type: ignore[union-attr]
     assert not rig.stack.device_slots[1].is_free()[mine].any()

@@ -44,7 +44,7 @@ Record = Callable[[str, object], None]
 PAGE = 16
 RUNNING = (1, 4)
 CHUNK = 32
-GROUPS, EACH, ANSWER = 4, 3, 8
+GROUPS, EACH, ANSWER = 3, 3, 8
 NOISE_LIMIT = 1e-3
 """Of a logit; the largest are about 4. Rounding moves them by 1e-4 at most, a lost state by 1."""
 

@@ -89,11 +89,13 @@ def test_the_state_of_a_page_earlier_changes_the_logits(
 
 @pytest.mark.parametrize("family", families())
 def test_verify_catches_the_flipped_bit(family: str, record_property: Record) -> None:
-    """It counts, nothing is read from that record, and the answer is the plain one."""
+    """It counts, nothing is read from that record, and the answer is the plain one; one layer of
+    each kind of buffer."""
     record_property(SUPPORT, {"kind": "verify", "family": family})
     with Trial(family, answer=6, verify="all") as trial:
         plain = reference_generate(loaded_family(family).model, trial.asked, 6)
-        for count, place in enumerate(trial.places, 1):
+        places = {place.buffer.name: place for place in trial.places}
+        for count, place in enumerate(places.values(), 1):
             with trial.changed(place, next(flips(place, selective=False))):
                 resumed = trial.resume()
             assert resumed.tokens == plain, place

@@ -84,7 +84,8 @@ def test_a_row_shows_what_was_found() -> None:
     cells = "| full: k, v | 2/2 | 2/2 | 2/2 | 2/2 | 2,000 | yes, yes | 8 | 2e-05, 0 |  |"
     assert f"| `llama` {cells}" in page
     assert "torch 9.9 and transformers 8.8" in page
-    assert "3 prompts of 80 to 90 tokens" in page and "1 and 4 running requests" in page
+    said = " ".join(page.split())
+    assert "3 prompts of 80 to 90 tokens" in said and "1 and 4 running requests" in said
 
 
 @pytest.mark.parametrize(
@@ -109,7 +110,7 @@ def test_page_sizes_of_its_own_are_told() -> None:
     for name in ("olmo", "qwen3"):
         odd["found"] += [{**one, "family": name} for one in usual["found"]]
     page = page_of_tried(odd)
-    assert "with pages of 16 tokens and" in page
+    assert "with pages of 16 tokens and" in " ".join(page.split())
     assert re.findall(r"\| `(\w+)` .*\| pages of 32 tokens: whole groups", page) == ["llama"]
 
 
@@ -156,11 +157,13 @@ def test_others_are_grouped_and_families_left_out() -> None:
         ("hunyuan_v1_dense", "full: k, v", ""),  # only with a size that its default leaves open
         ("bart", "", "it is an encoder-decoder model, whose prompt is not a prefix of its answer"),
         ("rwkv", "", "no layer of this model caches anything"),
+        ("blt", "", "transformers makes no cache: AttributeError: 'BltConfig' object has no"),
     ],
 )
 def test_a_model_type_is_tried_by_its_config(model_type: str, components: str, reason: str) -> None:
     found = try_one(model_type)
-    assert (found.components, found.reason) == (components, reason)
+    assert found.components == components
+    assert found.reason.startswith(reason) and bool(reason) != bool(components)
 
 
 def test_workers_findings_reach_the_record(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class Driver(Judge):
         tokens = tokens + [self.source.randrange(3) for _ in range(1 + extra % 12)]
         namespace = _space(SPACES[flags % 8 == 7])
         key = encode_tokens(tokens)
-        device, anywhere, _ = self.reference.answer(key, namespace)
+        device, anywhere, _, full = self.reference.answer(key, namespace)
         device_only, publish = flags // 8 % 8 == 7, flags // 64 % 8 != 7
         match, priority = self.cache.match(key, namespace), flags % 3
         if flags // 512 % 2 and not device_only:
@@ -64,7 +64,9 @@ class Driver(Judge):
         self.hits["device"] += lease.device_len
         self.hits["host"] += lease.host_len
         op = lease.loading.op_id if lease.loading is not None else None
-        self.reference.borrow(lease, key, namespace, lease.boundary, op)
+        if lease.present != max(lease.boundary, full):
+            raise Mismatch(f"at {lease.boundary}, the tree's pages to {lease.present}, not {full}")
+        self.reference.borrow(lease, key, namespace, lease.boundary, full, op)
         self.running.append(Running(lease, tokens, namespace))
         self.judge()
 

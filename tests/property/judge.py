@@ -131,7 +131,8 @@ class Judge:
         for borrower in self.reference.borrowers.values():
             if borrower.settled:
                 for c in range(self.width):
-                    for end in self.reference.needed(c, borrower.published):
+                    reach = borrower.published if c else borrower.present
+                    for end in self.reference.needed(c, reach):
                         wanted[c].add((borrower.namespace, borrower.key[: end * TOKEN]))
         for c in range(self.width):
             if self.cache.tree.device.protected[c] > len(wanted[c]):
@@ -157,7 +158,7 @@ class Judge:
         before = (self.cache.tree.epoch, self.cache.tree.tick)
         for key, namespace in keys:
             match = self.cache.match(key, namespace)
-            got = (match.device_boundary, match.boundary, match.full_len)
+            got = (match.device_boundary, match.boundary, match.full_len, match.device_full)
             want = self.reference.answer(key, namespace)
             if got != want:
                 raise Mismatch(f"match of {decode_tokens(key)}: {got}, the reference says {want}")

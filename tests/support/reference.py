@@ -58,6 +58,7 @@ class Borrower:
         published: up to where its data is the tree's.
         keeps_from: by component, the first position that later tokens still need.
         reads_state: whether its next forward pass starts from the tree's state at `published`.
+        present: tokens whose `Full` data the tree has for it, at least `published`.
         source: operation that loads what it stands on, None once the tree has it.
         settled: False when nothing of it is in the matchable tree: the cache was flushed
             under it, or its load-back failed.
@@ -68,6 +69,7 @@ class Borrower:
     published: int
     keeps_from: list[int]
     reads_state: bool
+    present: int = 0
     source: int | None = None
     settled: bool = True
 
@@ -130,8 +132,11 @@ class Reference:
             any(prefixes[end] in part for part in parts) for end in self.needed(component, boundary)
         )
 
-    def answer(self, key: bytes, namespace: bytes) -> tuple[int, int, int]:
-        """(device boundary, boundary, full length) that a match must give. Cost: O(len^2)."""
+    def answer(self, key: bytes, namespace: bytes) -> tuple[int, int, int, int]:
+        """(device boundary, boundary, full length, the same on device) that a match must give.
+
+        Cost: O(len^2).
+        """
         most = max(0, len(key) // TOKEN - 1) // self.page * self.page
         candidates = range(most, -1, -self.page)
         prefixes = {end: (namespace, key[: end * TOKEN]) for end in candidates}
@@ -144,19 +149,23 @@ class Reference:
                     return b
             return 0
 
-        return best(every, device), best(every, both), best((0,), both)
+        return best(every, device), best(every, both), best((0,), both), best((0,), device)
 
     # ---- requests --------------------------------------------------------------------------------
 
-    def borrow(self, lease: object, key: bytes, namespace: bytes, at: int, op: int | None) -> None:
-        """A lease was granted at `at` tokens; `op` loads what it needs, if anything does."""
+    def borrow(
+        self, lease: object, key: bytes, namespace: bytes, at: int, present: int, op: int | None
+    ) -> None:
+        """A lease was granted at `at` tokens, with `Full` data of `present`; `op` loads what it
+        needs, if anything does."""
         starts = [min(self.needed(c, at), default=at) for c in range(len(self.spec.components))]
-        self.borrowers[lease] = Borrower(namespace, key, at, starts, at > 0, op)
+        self.borrowers[lease] = Borrower(namespace, key, at, starts, at > 0, max(at, present), op)
 
     def move(self, lease: object, key: bytes, to: int, reads_state: bool) -> None:
         """A commit has published up to `to` tokens."""
         borrower = self.borrowers[lease]
         borrower.key, borrower.published, borrower.reads_state = key, to, reads_state
+        borrower.present = max(borrower.present, to)
         for c in range(len(self.spec.components)):
             borrower.keeps_from[c] = min(self.needed(c, to), default=to)
 
@@ -177,7 +186,8 @@ class Reference:
         for c, component in enumerate(self.spec.components):
             if isinstance(component.reach, Point) and not borrower.reads_state:
                 continue
-            for end in self.needed(c, borrower.published):
+            reach = borrower.published if c else borrower.present
+            for end in self.needed(c, reach):
                 if end >= borrower.keeps_from[c]:
                     yield c, (borrower.namespace, borrower.key[: end * TOKEN])
 

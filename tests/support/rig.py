@@ -133,7 +133,7 @@ class Rig:
                 if component.reach.page_shaped:
                     table = lease.pages(c)
                     values = mixed(hashes[start + 1 :], c, buffer.layer, buffer.name, width)
-                    for i in range(start, stop):
+                    for i in range(max(start, 0 if c else lease.present), stop):
                         slot = table.slots[i // self.page_size - table.first_page]
                         tensor[int(slot), i % self.page_size] = torch.from_numpy(values[i - start])
                 else:

@@ -189,4 +189,6 @@ class ToyModel:
                     data[table.write] = values[-1]
                     continue
                 for at, value in enumerate(values, seq.start):
+                    if c == 0 and at < seq.present:
+                        continue
                     data[table.slots[at // page - table.first_page], at % page] = value
