@@ -127,3 +127,31 @@ def test_unknown_model_is_one_line() -> None:
     with pytest.raises(Exception, match=r"status 2.*\n.*cannot find 'tiny-linea'") as caught:
         ServerProcess("tiny-linea").start()
     assert "Traceback" not in str(caught.value)
+
+
+def test_a_second_conversation_resumes_at_the_system_prompt_s_end(
+    client: openai.OpenAI,
+) -> None:
+    """Nobody has parted there before: the end of the message was a hint of the chat template's."""
+    system = {
+        "role": "system",
+        "content": "You answer in one word, and never with a question. " * 4,
+    }
+
+    def chat(question: str, **extra: Any) -> dict[str, int]:
+        answer = client.chat.completions.create(
+            model="tiny-linear",
+            messages=[system, {"role": "user", "content": question}],  # type: ignore[list-item]
+            max_tokens=4,
+            temperature=0,
+            extra_body=extra,
+        )
+        assert answer.usage is not None and answer.usage.prompt_tokens_details is not None
+        return answer.usage.prompt_tokens_details.model_dump()
+
+    assert chat("What is the capital of France?")["cached_tokens"] == 0
+    end = len(system["content"]) + 2
+    assert chat("Which river is the longest?")["device_tokens"] == end // 16 * 16 > 0
+    salt = {"cache_salt": "without", "cache_hints": False}
+    assert chat("What is the capital of France?", **salt)["cached_tokens"] == 0
+    assert chat("Which river is the longest?", **salt)["cached_tokens"] == 0
