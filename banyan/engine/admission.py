@@ -69,8 +69,7 @@ class Admission:
         """What a checkpoint at `cut`, where a chunk of `request` ended, is for."""
         if self._checkpoints is None:
             return Mark.KEEP
-        ended = Mark.PROMPT if cut == request.goal else Mark.PASSED
-        return request.marks.get(cut, ended)
+        return request.marks.get(cut, Mark.PASSED)
 
     def ranked(self) -> list[Request]:
         """Who to try this step, best first."""
