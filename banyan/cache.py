@@ -275,6 +275,8 @@ class PrefixCache:
             if (s := lease.states(c)).kept is not None and node.end < s.kept_at <= stop
         }
         if stop <= node.end and not states:
+            if node.parent is not None and node.mark is Mark.PASSED and stop == node.end:
+                self._keep(lease, node, mark, states)
             return
         starts = [lease.present, *[node.end] * (self.tree.width - 1)]
         offers = [self._offer(lease, c, start, stop) for c, start in enumerate(starts)]
@@ -285,10 +287,7 @@ class PrefixCache:
             self.stack.device_slots[c].free(slots)
             self.counts["duplicate_slots"] += len(slots)
         self._move(lease, done.node, states, done.taken)
-        stays = self.rolling.published(lease, done.node, mark)
-        self.tree.use(done.node, checkpoint=stays)
-        if stays:
-            self._after_commit(done.node, states)
+        self._keep(lease, done.node, mark, states)
 
     def _offer(self, lease: Lease, c: int, start: int, stop: int) -> Offer | None:
         if c not in self._paged:
@@ -323,7 +322,14 @@ class PrefixCache:
             self.tree.device.unlock_path(lease.borrowed)
             lease.borrowed = None
 
-    def _after_commit(self, node: Node, states: dict[int, tuple[int, int]]) -> None:
+    def _keep(
+        self, lease: Lease, node: Node, mark: Mark, states: dict[int, tuple[int, int]]
+    ) -> None:
+        """The boundary at `node` is published for what `mark` says: refresh and copy it, or not."""
+        stays = self.rolling.published(lease, node, mark)
+        self.tree.use(node, checkpoint=stays)
+        if not stays:
+            return
         self._write_through(node)
         for at in {at for at, _ in states.values()} - {node.end}:
             inner = self._ancestor_at(node, at)

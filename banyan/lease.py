@@ -177,8 +177,10 @@ class Lease:
         broken: the load-back failed: release this lease and acquire again.
         borrowed: the tree's node up to whose end the `Full` table has the tree's own slots, beyond
             the published boundary, while there is such a part; it is locked.
-        rolling: the snapshots of its conversation that its next one supersedes.
+        rolling: the snapshots of its conversation that later ones supersede.
         continues: the latest snapshot that its prompt goes on from, there or gone, or None.
+        repeats: its prompt ends where that snapshot was taken: it was asked before.
+        welcome: whether its snapshots may stay, once that was decided.
     """
 
     boundary: int
@@ -199,6 +201,8 @@ class Lease:
     released: bool = False
     rolling: list[Node] = field(default_factory=list)
     continues: Node | None = None
+    repeats: bool = False
+    welcome: bool | None = None
 
     @property
     def present(self) -> int:

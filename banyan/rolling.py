@@ -4,9 +4,10 @@ Every turn leaves two checkpoints, at the end of its prompt and of its answer, a
 reads one of them, once. Kept by last use alone they would fill the state pool with snapshots that
 nobody comes back to. Two rules keep them few:
 
-- *Superseded*: when a conversation goes on, its earlier snapshots become the first to go. Not so
-  branch points, hints and intervals, nor whatever was resumed at more than once or goes on in
-  several ways: others come back to those.
+- *Superseded*: when a conversation goes on, its earlier snapshots become the first to go: those of
+  the turn before when the prompt is computed, those of the prompt when the answer is. Not so branch
+  points, the first message's end and intervals, nor whatever was resumed at more than once or goes
+  on in several ways: others come back to those.
 - *Crowded*: when conversations come back later than the pool can remember, last use keeps none of
   them long enough. Then a snapshot stays only if it takes the place of one that was still there, so
   that some conversations are served always, rather than all of them never. Whether that is better
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from banyan.lease import Lease
 from banyan.tree import Mark, Match, Node, Tree
+from banyan.tree.keys import TOKEN_BYTES
 
 _WEIGHT = 1 / 32
 """Of the latest resumption in what is known of all."""
@@ -32,7 +34,7 @@ _GAIN = 1.25
 _LUCKY = 32
 """When crowded, one of so many newcomers stays, so that those who never come back are replaced."""
 
-_ROLLING = (Mark.TURN, Mark.PROMPT)
+_ROLLING = (Mark.TURN, Mark.PROMPT, Mark.MESSAGE)
 
 
 class Rolling:
@@ -68,8 +70,10 @@ class Rolling:
         for node in reversed(match.path):
             if node.end < lease.boundary:
                 return
-            if node.end <= match.full_len and node.mark in _ROLLING:
+            if node.end <= match.full_len and node.mark in (Mark.TURN, Mark.PROMPT):
                 lease.continues = node
+                more = len(match.key) // TOKEN_BYTES - node.end
+                lease.repeats = more <= 2 * self._tree.page_size
                 return
 
     def used(self, lease: Lease) -> None:
@@ -78,7 +82,8 @@ class Rolling:
         if node is None:
             return
         distance = self._published - node.snapshot
-        self.turns += _WEIGHT * ((node.mark is Mark.TURN) - self.turns)
+        if not lease.repeats:
+            self.turns += _WEIGHT * ((node.mark is Mark.TURN) - self.turns)
         self.near += _WEIGHT * ((distance < self._room) - self.near)
         self.distance += _WEIGHT * (distance - self.distance)
 
@@ -98,18 +103,24 @@ class Rolling:
         node.snapshot = self._published
         if not self._is_welcome(lease) or (mark is Mark.TURN and self.turns < 0.5):
             return False
-        for older in lease.rolling:
-            if older is not node and self._is_superseded(older):
-                self._tree.cool(older)
-        lease.rolling = [node]
+        older = [] if mark is Mark.MESSAGE else lease.rolling
+        if mark is Mark.PROMPT:
+            older = [n for n in older if n.mark is not Mark.MESSAGE or n.end <= lease.boundary]
+        for n in older:
+            if n is not node and self._is_superseded(n):
+                self._tree.cool(n)
+        lease.rolling = [n for n in lease.rolling if n not in older and n is not node]
+        lease.rolling.append(node)
         return True
 
     def _is_welcome(self, lease: Lease) -> bool:
-        """Whether a snapshot of this conversation may stay: it takes the place of one that did."""
-        if not self.crowded or lease.rolling:
-            return True
-        self._newcomers += 1
-        return self._newcomers % _LUCKY == 0
+        """Whether snapshots of this conversation may stay: they take the place of one that did."""
+        if lease.welcome is None:
+            lease.welcome = not self.crowded or bool(lease.rolling)
+            if not lease.welcome:
+                self._newcomers += 1
+                lease.welcome = self._newcomers % _LUCKY == 0
+        return lease.welcome
 
     def _is_superseded(self, node: Node) -> bool:
         """Whether nobody but the conversation itself has come back to `node`.

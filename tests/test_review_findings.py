@@ -17,6 +17,7 @@ from tests.cases.scene import (
     demote,
     end,
     evict,
+    forget,
     held,
     insert,
     node_at,
@@ -157,3 +158,26 @@ def test_a_prefix_that_an_urgent_request_reads_is_kept_like_one_it_computed() ->
     assert rig.hit(A[0:16])[0] == 16, "the other prompt is the older one, but less urgent"
     assert rig.hit(B[0:16])[0] < 16
     rig.check()
+
+
+def test_a_boundary_whose_load_back_still_runs_is_not_saved_from_the_device() -> None:
+    """The last page comes from host; of the page before it the window is on device alone. What a
+    backup would pin of the boundary on device is not attached yet (INV-04)."""
+    rig = Rig("full+window")
+    insert(rig, A[0:16])
+    insert(rig, A[0:20])
+    evict(rig, F=4)
+    forget(rig, Tier.HOST, "window", A[0:16])
+    before = len(rig.engine.submitted)
+    lease = rig.acquire(A[0:24])
+    assert (lease.device_len, lease.host_len) == (16, 4)
+    assert rig.compute(lease, A[0:24], 24) is OK
+    assert lease.loading is not None, "its bytes have been read, and it is not applied"
+    rig.check()
+    assert len(rig.engine.submitted) == before + 1, "the load-back alone"
+    rig.commit(lease, A[0:24])
+    rig.check()
+    rig.cache.release(lease)
+    rig.settle()
+    demote(rig)
+    assert rig.hit(A[0:24]) == (0, 24), "all of its windows are on host by then"

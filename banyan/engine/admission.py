@@ -90,7 +90,7 @@ class Admission:
         if lease is None:
             return Verdict.WAITS
         request.branch = match.branch
-        self._plan_checkpoints(request, lease.boundary)
+        self._plan_checkpoints(request, lease.boundary, match.full_len)
         cut = self.next_cut(request, lease.boundary)
         outcome = self._cache.allocate(lease, cut)
         if outcome is AllocateOutcome.FULL:
@@ -156,7 +156,7 @@ class Admission:
             return True
         return False
 
-    def _plan_checkpoints(self, request: Request, boundary: int) -> None:
+    def _plan_checkpoints(self, request: Request, boundary: int, known: int) -> None:
         """Set where the prefill of `request` takes checkpoints; followers may add theirs later."""
         request.marks = {}
         if self._checkpoints is not None and request.publish:
@@ -164,6 +164,7 @@ class Admission:
                 boundary,
                 len(request.tokens),
                 branch=request.branch,
+                known=known,
                 hints=request.source.cache_hints,
                 followers=self._branches_of_waiting(request, boundary),
             )

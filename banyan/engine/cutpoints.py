@@ -31,7 +31,7 @@ class CheckpointPolicy:
        follows: the conversation goes on from there, and the same prompt comes again;
     2. the points where earlier prompts (branch) and waiting ones (followers) part from this one;
     3. the first hint, the system prompt's end, which all conversations share;
-    4. the other hints, the latest first: an edited turn is usually a late one;
+    4. the other hints in tokens that are new, the latest first: edited turns are usually late ones;
     5. every `state_interval` tokens, thinned out evenly to what the budget leaves.
 
     Args:
@@ -60,6 +60,7 @@ class CheckpointPolicy:
         stop: int,
         *,
         branch: int = 0,
+        known: int = 0,
         hints: Collection[int] = (),
         followers: Collection[int] = (),
     ) -> dict[int, Mark]:
@@ -69,6 +70,7 @@ class CheckpointPolicy:
             start: tokens of the prompt that need not be computed.
             stop: length of the prompt (tokens).
             branch: where `Full` data of an earlier prompt leaves this one, or 0.
+            known: tokens of the prompt whose `Full` data is there: they had their checkpoints.
             hints: ends of messages, or whatever else the caller expects prompts to part at.
             followers: page boundaries where waiting requests part from this one.
 
@@ -76,7 +78,7 @@ class CheckpointPolicy:
         """
         chosen = {at: Mark.KEEP for at in followers if start < at < stop}
         left = self.budget
-        for at, mark in self._wanted(start, stop, branch, hints):
+        for at, mark in self._wanted(start, stop, branch, known, hints):
             if left == 0:
                 break
             if start < at < stop and at not in chosen:
@@ -87,16 +89,17 @@ class CheckpointPolicy:
         return chosen
 
     def _wanted(
-        self, start: int, stop: int, branch: int, hints: Collection[int]
+        self, start: int, stop: int, branch: int, known: int, hints: Collection[int]
     ) -> Iterator[tuple[int, Mark]]:
-        ends = sorted({at for at in hints if start < at < stop})
-        last = stop - 1
-        if ends and stop - ends[-1] <= TEMPLATE_TAIL:
-            last = ends.pop()
+        ends = sorted({at for at in hints if 0 < at < stop})
+        last = ends.pop() if ends and stop - ends[-1] <= TEMPLATE_TAIL else stop - 1
         yield self._floor(last), Mark.PROMPT
         yield self._floor(branch), Mark.KEEP
-        for at in [*ends[:1], *reversed(ends[1:])]:
-            yield self._floor(at), Mark.KEEP
+        if ends:
+            yield self._floor(ends[0]), Mark.KEEP
+        for at in reversed(ends[1:]):
+            if at > known:
+                yield self._floor(at), Mark.MESSAGE
 
     def _intervals(self, start: int, stop: int, most: int) -> Iterator[int]:
         """Multiples of the interval in (start, stop), at most `most` of them, evenly spaced."""

@@ -35,8 +35,10 @@ class Mark(IntEnum):
     """A conversation's next turn: the last page boundary of an answer."""
     PROMPT = 2
     """The same prompt again, or a next turn that shows the answer otherwise than computed."""
-    KEEP = 3
-    """Other prompts with the same beginning: a branch point, a message's end, an interval."""
+    MESSAGE = 3
+    """Another answer to, or another wording of, what follows a message of this conversation."""
+    KEEP = 4
+    """Other prompts with the same beginning: a branch, the first message's end, an interval."""
 
 
 class Holding:

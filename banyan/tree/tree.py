@@ -23,7 +23,7 @@ from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
 from banyan.tree.keys import TOKEN_BYTES, common_bytes
 from banyan.tree.match import Coverage, Match, coverage_of, match_key
-from banyan.tree.node import Claim, Holding, Node, Slots, Tier, nothing
+from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
@@ -268,17 +268,37 @@ class Tree:
     def cool(self, node: Node) -> None:
         """Make the windows and states of boundary `node.end` the first to go, on both tiers.
 
-        What a later boundary needs as well is cooled too: `use` that one afterwards.
+        Not the pages that a `KEEP` checkpoint near it needs as well. What a boundary of another
+        kind needs is cooled too: `use` that one afterwards.
         """
-        self._stamp_checkpoint(node, self.tick - _COLD)
+        cold = self.tick - _COLD
+        for c, reach in self.need.windows:
+            low, n = self._kept_from(node, reach), node
+            while n.parent is not None and n.end > node.end - reach:
+                if n is not node and n.mark is Mark.KEEP:
+                    break
+                if n.end <= low:
+                    self._stamp(n, c, cold)
+                    self._enqueue(n, c)
+                n = n.parent
+        for c in self.need.points:
+            self._stamp(node, c, cold)
+            self._enqueue(node, c)
+
+    def _kept_from(self, node: Node, reach: int) -> int:
+        """End of the pages up to `node.end` that no `KEEP` checkpoint beyond it looks back at."""
+        n = node
+        while len(n.children) == 1:
+            (n,) = n.children.values()
+            if n.start >= node.end + reach:
+                break
+            if n.mark is Mark.KEEP:
+                return min(node.end, n.end - reach)
+        return node.end
+
+    def _enqueue(self, node: Node, component: int) -> None:
         for index in self.index:
-            for c, reach in self.need.windows:
-                n = node
-                while n.parent is not None and n.end > node.end - reach:
-                    index.enqueue(n, c)
-                    n = n.parent
-            for c in self.need.points:
-                index.enqueue(node, c)
+            index.enqueue(node, component)
 
     def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
         for c, reach in self.need.windows:
@@ -296,8 +316,7 @@ class Tree:
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
-        for index in self.index:
-            index.enqueue(node, 0)
+        self._enqueue(node, 0)
 
     # ---- growing ---------------------------------------------------------------------------------
 

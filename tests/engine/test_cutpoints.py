@@ -10,7 +10,7 @@ from banyan.engine.cutpoints import TEMPLATE_TAIL, CheckpointPolicy, CutPolicy
 from banyan.tree import Mark
 from tests.support.rig import toy_spec
 
-KEEP, PROMPT = Mark.KEEP, Mark.PROMPT
+KEEP, PROMPT, MESSAGE = Mark.KEEP, Mark.PROMPT, Mark.MESSAGE
 
 
 def plan(
@@ -50,13 +50,19 @@ def test_the_branch_point_is_one_when_it_lies_beyond_the_start():
 
 
 def test_hints_are_checkpoints_in_any_order_and_those_out_of_range_are_not():
-    assert plan(0, 99, hints=[50, 9, 200, 0]) == {8: KEEP, 48: KEEP, 96: PROMPT}
+    assert plan(0, 99, hints=[50, 9, 200, 0]) == {8: KEEP, 48: MESSAGE, 96: PROMPT}
+
+
+def test_later_hints_in_known_tokens_had_their_checkpoints():
+    """Of the first message's end other conversations are reminded; the rest were this one's."""
+    assert plan(0, 99, known=60, hints=[9, 30, 50]) == {8: KEEP, 96: PROMPT}
+    assert plan(0, 99, known=40, hints=[9, 30, 50]) == {8: KEEP, 48: MESSAGE, 96: PROMPT}
 
 
 def test_a_template_s_tail_is_left_out_of_the_prompt_s_checkpoint():
     """What follows the last message may be rendered otherwise in the next turn (C100)."""
     assert plan(0, 99, hints=[9, 99 - TEMPLATE_TAIL]) == {8: KEEP, 64: PROMPT}
-    assert plan(0, 99, hints=[9, 98 - TEMPLATE_TAIL]) == {8: KEEP, 64: KEEP, 96: PROMPT}
+    assert plan(0, 99, hints=[9, 98 - TEMPLATE_TAIL]) == {8: KEEP, 64: MESSAGE, 96: PROMPT}
 
 
 def test_followers_get_theirs_whatever_the_budget():

@@ -1,4 +1,4 @@
-"""A chat of twelve turns on presets with states: each turn computes its own message and little more.
+"""A chat of twelve turns on presets with states: each computes its own message and little more.
 
 What that little is, exactly. The template is `<|role|>content<|end|>`, with `<|assistant|>` last to
 ask for an answer. Between the last generated token and a new message it puts `<|end|><|user|>`, and
@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.parity.harness import Engine
 from tests.support.workloads import Question, serve
 
 TURNS = 12
+SYSTEM = "Answer every question briefly, but do answer it, and be kind to all who ask you one."
 TAIL = 4
 PAGES = (1, 16, 64)
 PRESETS = ("tiny-linear", "tiny-hybrid")
@@ -62,7 +64,7 @@ class Chat:
 
     def __init__(self, tokenizer: Any, dropped: int = 0) -> None:
         self._tokenizer, self._dropped = tokenizer, dropped
-        self._said: list[dict[str, str]] = [{"role": "system", "content": "Answer every question briefly, but do answer it, and be kind to whoever asks."}]
+        self._said: list[dict[str, str]] = [{"role": "system", "content": SYSTEM}]
 
     def ask(self, text: str) -> tuple[list[int], tuple[int, ...]]:
         """The prompt of the next turn, and where its messages end."""
@@ -94,7 +96,7 @@ def said_in(turn: int, before: int, answer: int) -> str:
     Args:
         before: tokens of the prompt without it.
     """
-    count = (3, 71, 20, 64)[turn % 4]
+    count = (3, 41, 20, 30)[turn % 4]
     if turn % 3 == 2:
         count = (1 - before - answer) % max(PAGES) or max(PAGES)
     return "".join(random.Random(turn).choices("what is it, then? ", k=count))
@@ -149,7 +151,7 @@ def test_the_template_s_tail_is_four_tokens() -> None:
         for text in ("<|end|><|user|>", "<|end|><|assistant|>")
     )
     assert len(between) + len(after) == TAIL
-    for last, turn in zip(turns, turns[1:], strict=False):
+    for last, turn in pairwise(turns):
         assert turn.prompt == [*last.prompt, *last.answer, *between, *turn.message, *after]
 
 
@@ -215,10 +217,13 @@ def run_shortened_chat(name: str, page: int, leaves: Sequence[int] = ()) -> None
                 last = turns[number - 1]
                 shown = common_len([*last.prompt, *last.answer], turn.prompt)
                 at_answer = (len(last.prompt) + len(last.answer) - 1) // page * page
-                at_prompt = len(last.prompt) // page * page
-                wanted = at_answer if at_answer <= shown else at_prompt
-                assert found == wanted > 0, f"turn {number}: {usage}, of {wanted} that match"
-                from_prompt += at_answer > shown
+                at_prompt = (len(last.prompt) - 1) // page * page
+                if at_answer <= shown:
+                    assert found == at_answer, f"turn {number}: {usage}, {at_answer} match"
+                else:
+                    from_prompt += 1
+                    in_range = 0 < at_prompt <= found <= len(last.prompt)
+                    assert in_range, f"turn {number}: {usage}, the prompt's end is at {at_prompt}"
             if number in leaves:
                 engine.evict_device()
     assert from_prompt >= 3, "the case that this is about"

@@ -159,11 +159,15 @@ class Restored(NamedTuple):
 def restored_from(
     where: str, loaded: LoadedModel, known: Sequence[list[int]], **options: Any
 ) -> Restored:
-    """Answer `known`, then the same prompts with more tokens, from `device` or from `host`.
+    """Answer `known`, then prompts that part from them at their last token, from one tier.
 
-    One request at a time, so that both tiers give the same cut points.
+    Both tiers keep the last page boundary before that token, and so give the same cut points (the
+    device alone may have the state at the prompt's very end). One request at a time.
     """
-    asked = [[*prompt, *range(40 + i, 60 + i)] for i, prompt in enumerate(known)]
+    asked = [
+        [*prompt[:-1], prompt[-1] % 94 + 32, *range(40 + i, 60 + i)]
+        for i, prompt in enumerate(known)
+    ]
     with Engine(loaded, max_running=1, **options) as engine:
         engine.answer(known, 4)
         if where == "host":

@@ -31,7 +31,7 @@ def random_step(driver: Driver, r: random.Random) -> None:
         case "compute":
             driver.compute(r.randrange(8), r.randrange(16))
         case "commit":
-            driver.commit(r.randrange(8), r.choices(list(Mark), (3, 1, 1, 7))[0])
+            driver.commit(r.randrange(8), r.choices(list(Mark), (3, 1, 1, 1, 6))[0])
         case "release":
             driver.release(r.randrange(8))
         case "finish":

@@ -35,6 +35,7 @@ def test_usage_sums_over_prompts_and_sources_sum_to_the_prompt() -> None:
         "device_tokens": 48,
         "host_tokens": 48,
         "computed_tokens": 54,
+        "rebuilt_tokens": 0,
     }
     assert details["cached_tokens"] + details["computed_tokens"] == body["prompt_tokens"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from banyan.cache import PrefixCache
@@ -149,18 +150,19 @@ def serve(
                     receipts[serial] = output.usage
                     answered(order[serial], said.pop(output.request_id))
 
+    def has_no_turn(client: int) -> bool:
+        return len(said) >= in_flight or any(order[int(name)] == client for name in said)
+
     for serial, client in enumerate(order):
-        asking = client
-        run_while(
-            lambda: len(said) >= in_flight or any(order[int(name)] == asking for name in said)
-        )
+        run_while(partial(has_no_turn, client))
         asked = question(client)
-        name = str(serial)
-        said[name] = []
-        wanted = Sampling(max_tokens=asked.max_tokens, ignore_eos=True)
+        said[str(serial)] = []
         line.submit(
             GenerateRequest(
-                request_id=name, prompt=asked.prompt, sampling=wanted, cache_hints=asked.hints
+                request_id=str(serial),
+                prompt=asked.prompt,
+                sampling=Sampling(max_tokens=asked.max_tokens, ignore_eos=True),
+                cache_hints=asked.hints,
             )
         )
     run_while(lambda: bool(said))
@@ -237,7 +239,6 @@ class Chats:
         return [self._rng.randrange(VOCAB) for _ in range(count)]
 
 
-
 # ---- shared prefixes -----------------------------------------------------------------------------
 
 
@@ -247,9 +248,7 @@ def shared_prefixes(
     """Prompts of `each` visitors to `groups` prefixes of exactly `shared` tokens, group by group
     within a round of visitors; `own` tokens follow, of which the first is each visitor's."""
     rng = random.Random(seed)
-    prefixes = [
-        [tokens[group], *rng.choices(tokens, k=shared - 1)] for group in range(groups)
-    ]
+    prefixes = [[tokens[group], *rng.choices(tokens, k=shared - 1)] for group in range(groups)]
     return [
         [*prefix, tokens[visitor], *rng.choices(tokens, k=own - 1)]
         for visitor in range(each)
