@@ -138,7 +138,6 @@ class Grants:
         """A lease's load-back was applied, or has failed: take over its pins, or mark it broken."""
         if not ok:
             lease.loading, lease.broken = None, True
-            self.counts["miss_load_failed"] += 1
             return
         reading = any(lease.states(c).read_locked for c in self.tree.need.points)
         lease.lock_start = self.tree.lock(lease.node, states=reading)

@@ -111,7 +111,8 @@ def observe_model(model: Any) -> tuple[LayerData, ...]:
     count = int(config.num_hidden_layers)
     found = []
     for index in range(count):
-        layer = _read_layer(cache.layers[index], config, index) if index < len(cache) else None
+        known = index < len(cache.layers)
+        layer = _read_layer(cache.layers[index], config, index) if known else None
         own = states[index] if index < len(states) else None
         if isinstance(own, torch.Tensor):
             layer = LayerData(None, (_held("recurrent", own.shape[1:], own.dtype, False),))
@@ -135,7 +136,7 @@ def _skeleton(config: Any, dtype: str) -> Any:
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype)).eval()
-    except (ValueError, KeyError, AttributeError, ImportError, TypeError) as error:
+    except Exception as error:  # whatever a model's code may raise; told with its cause
         raise SpecError(
             f"transformers builds no causal language model of {_name(config)}: {error}"
         ) from error

@@ -147,6 +147,13 @@ def test_a_skeleton_keeps_what_the_real_model_keeps(family: str, dtype: str) -> 
     assert observe_model(model) == observe_config(config, dtype)
 
 
+def test_a_minimax_whose_last_layers_keep_states_is_read_to_its_end() -> None:
+    config = config_of("minimax")
+    config.layer_types = ["full_attention", "linear_attention"] * 2
+    full, state = CacheSpec.from_config(config).components
+    assert (full.layers, state.layers) == ((0, 2), (1, 3))
+
+
 def test_a_config_is_not_changed() -> None:
     config = config_of("qwen3_next")
     before = config.to_json_string(use_diff=False)

@@ -19,7 +19,7 @@ from banyan.engine.inspect import component_rows
 from banyan.engine.models import LoadedModel, load_model
 from banyan.engine.runner import Runner
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
-from banyan.engine.selftest import check_continuation
+from banyan.engine.selftest import batches_alike, check_continuation
 from banyan.engine.served_model import ServedModel
 from banyan.observe import observe_model
 from banyan.options import ServeOptions
@@ -67,7 +67,9 @@ def build_core(
     stack = assemble(spec, plan, device=options.device)
     cache = _build_cache(options, stack, clock)
     runner = Runner(loaded.model, spec, stack)
-    check_continuation(cache, runner, int(loaded.config.vocab_size), loaded.dtype)
+    vocab_size = int(loaded.config.vocab_size)
+    check_continuation(cache, runner, vocab_size, loaded.dtype)
+    runner.batches = batches_alike(cache, runner, vocab_size, loaded.dtype)
     model = ServedModel(runner, loaded.tokenizer, options.seed)
     scheduler = Scheduler(
         cache,

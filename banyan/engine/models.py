@@ -33,6 +33,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _HASH_CHUNK_BYTES = 1 << 22
 
 
+DEFAULT_LENGTH = 32_768
+"""Tokens of a prompt and its answer, for models that are made for any number."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model ready to run, and what the engine needs to know of it.
@@ -56,7 +60,7 @@ class LoadedModel:
     @property
     def max_length(self) -> int:
         """Tokens of prompt and answer together that the model was made for."""
-        return int(self.config.max_position_embeddings)
+        return longest_input(self.config)
 
     @property
     def dtype(self) -> str:
@@ -80,6 +84,16 @@ class LoadedConfig:
     def dtype(self) -> str:
         """Of the activations, and so of cached keys and values: `float32`, `bfloat16`, ..."""
         return str(self.config.dtype).removeprefix("torch.")
+
+
+def longest_input(config: Any) -> int:
+    """Tokens that a model of this config was made for, prompt and answer together; `DEFAULT_LENGTH`
+    for one that names no bound (relative positions, or none)."""
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"):
+        value = getattr(config, field, None)
+        if isinstance(value, int) and value > 0:
+            return value
+    return DEFAULT_LENGTH
 
 
 def load_model(

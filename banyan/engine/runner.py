@@ -24,6 +24,10 @@ from banyan.spec import CacheSpec
 __all__ = ["Runner", "SeqInput"]
 
 
+_PLACES = 4_096
+"""Positions that are kept ready; those beyond are made when they are needed."""
+
+
 class _EnoughError(Exception):
     """All layers that were wanted have run."""
 
@@ -35,6 +39,10 @@ class Runner:
         model: a `transformers` causal language model, on the pools' device.
         spec: its components, as in `stack`.
         stack: the pools it reads and writes.
+
+    Attributes:
+        batches: False computes sequences one by one: for models that do not go by the positions
+            they are given, and so cannot have sequences of unequal length side by side.
 
     Raises:
         SpecError: the spec and the model disagree about layers, or the model's attention
@@ -57,7 +65,8 @@ class Runner:
         implementation = config._attn_implementation
         if implementation not in ("sdpa", "eager"):
             raise SpecError(f"attention implementation {implementation!r}: use sdpa or eager")
-        self._places = torch.arange(int(config.max_position_embeddings), device=self._device)
+        self._places = torch.arange(_PLACES, device=self._device)
+        self.batches = True
 
     def forward(self, seqs: Sequence[SeqInput]) -> Tensor:
         """Compute the new tokens, store what they cache, return each sequence's next-token logits.
@@ -80,7 +89,7 @@ class Runner:
         """
         if not seqs or (len(seqs) > 1 and any(len(seq.tokens) != 1 for seq in seqs)):
             raise ValueError("a forward takes one sequence, or several with one new token each")
-        if len(seqs) > 1 and self._cache.one_at_a_time:
+        if len(seqs) > 1 and (self._cache.one_at_a_time or not self.batches):
             return torch.cat([self.forward([seq]) for seq in seqs])
         with torch.inference_mode():
             self._cache.begin(seqs)

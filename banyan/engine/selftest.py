@@ -1,8 +1,10 @@
 """Before anything is served: does the model go on from its cache as if it had none?
 
-Owns one question, put to the model through the real pools: the logits after a few tokens computed
-at once, and after the same tokens computed in pieces. A model that keeps data outside its cache, or
-starts anew with every piece, differs, and must not be served from a prefix cache.
+Owns two questions, put to the model through the real pools. Are the logits after a few tokens those
+of the same tokens computed in pieces? A model that keeps data outside its cache, or starts anew
+with every piece, differs, and must not be served from a prefix cache. And are they the same beside
+another sequence? A model that ignores the positions it is given differs, and is then given one
+sequence at a time.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from banyan.tree.keys import encode_tokens
 
 _LENGTH = 24
 _PIECES = (9, 14, 1)
+_UNEQUAL = (9, 21)
 _LIMITS = {"float32": 0.05, "float64": 0.05}
 _HALF_LIMIT = 0.75
 """Largest difference of a logit, in standard deviations of the logits. Rounding makes some 1e-5 in
@@ -47,8 +50,7 @@ def check_continuation(cache: PrefixCache, runner: Any, vocab_size: int, dtype: 
     pieces = _logits(cache, runner, tokens, _PIECES)
     if whole is None or pieces is None:
         return
-    spread = float(whole.std()) or 1.0
-    difference = float((whole - pieces).abs().max()) / spread
+    difference = _distance(whole, pieces)
     limit = _LIMITS.get(dtype, _HALF_LIMIT)
     if not difference <= limit:  # also when it is not a number
         raise SpecError(
@@ -57,6 +59,43 @@ def check_continuation(cache: PrefixCache, runner: Any, vocab_size: int, dtype: 
             "transformers does not carry all of its state in the cache, so no prefix of it can be "
             "reused"
         )
+
+
+def batches_alike(cache: PrefixCache, runner: Any, vocab_size: int, dtype: str) -> bool:
+    """Whether sequences of unequal length may be decoded together; see `check_continuation`.
+
+    Cost: seven forwards. True where the pools have no room for two sequences.
+    """
+    source = np.random.default_rng(1)
+    prompts = [[int(t) for t in source.integers(0, vocab_size, n)] for n in _UNEQUAL]
+    alone = [_logits(cache, runner, tokens, (len(tokens) - 1, 1)) for tokens in prompts]
+    leases, seqs = [], []
+    try:
+        for tokens in prompts:
+            lease = cache.acquire(cache.match(encode_tokens(tokens[:1])), publish=False)
+            leases.append(lease)
+            stop = len(tokens) - 1
+            if cache.allocate(lease, stop) is not AllocateOutcome.OK:
+                return True
+            runner.forward([SeqInput(tokens[:stop], 0, lease.tables)])
+            cache.advance(lease, stop)
+            if cache.allocate(lease, len(tokens)) is not AllocateOutcome.OK:
+                return True
+            seqs.append(SeqInput(tokens[stop:], stop, lease.tables))
+        beside = torch.as_tensor(runner.forward(seqs))
+    finally:
+        for lease in leases:
+            cache.release(lease)
+    limit = _LIMITS.get(dtype, _HALF_LIMIT)
+    return all(
+        one is not None and _distance(one, other) <= limit
+        for one, other in zip(alone, beside, strict=True)
+    )
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference of a logit, in standard deviations of the logits."""
+    return float((one - other).abs().max()) / (float(one.std()) or 1.0)
 
 
 def _logits(
@@ -71,7 +110,13 @@ def _logits(
             if cache.allocate(lease, stop) is not AllocateOutcome.OK:
                 return None
             seq = SeqInput(tokens[start:stop], start, lease.tables)
-            logits = torch.as_tensor(runner.forward([seq]))[0]
+            try:
+                logits = torch.as_tensor(runner.forward([seq]))[0]
+            except Exception as error:  # whatever a model's code may raise; told with its cause
+                raise SpecError(
+                    f"this model failed on a trial prompt of {stop} tokens, computed in pieces: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
             cache.advance(lease, stop)
         return logits
     finally:

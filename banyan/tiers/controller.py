@@ -364,6 +364,8 @@ class Controller:
             if not op.abandoned and op.op_id not in self._done:
                 op.abandoned = True
                 self.counts["miss_timeout"] += 1
+                if op.kind is CopyKind.LOAD_BACK:
+                    self.counts["miss_load_failed"] += 1
                 self.engine.cancel(op.op_id)
                 self._end(op, ok=False)
 
@@ -380,10 +382,25 @@ class Controller:
         else:
             rest = op.target_slots(self.tree.width)
         self._end(op, done.ok)
+        sources = [(claim.node, claim.component) for claim in op.claims]
         op.unpin(self.tree)
         self.free(op.target, rest)
+        if op.kind is CopyKind.LOAD_BACK and not done.ok and done.reason != "cancelled":
+            if not op.abandoned:
+                self.counts["miss_load_failed"] += 1
+            if done.reason == "checksum":
+                self._forget_on_host(sources)
         if op.victim is not None:
             self._let_go(op.victim)
+
+    def _forget_on_host(self, parts: list[tuple[Node, int]]) -> None:
+        """Drop host copies of which some have wrong bytes, so that nobody loads them again."""
+        freed = Freed(self.tree.width)
+        for node, component in sorted(parts, key=lambda part: part[0].end, reverse=True):
+            if self.tree.host.is_victim(node, component):
+                self.counts["dropped_wrong"] += 1
+                drop(self.tree, node, component, Tier.HOST, freed)
+        self.give_back(freed)
 
     def _may_attach(self, op: Operation, node: Node, component: int) -> bool:
         """Whether the tier still lacks this and its parent is there (C5)."""

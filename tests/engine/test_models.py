@@ -13,9 +13,17 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 from model_rig import CONFIGS, Sequencer, prompt_of, reference_generate, tiny_model
+from transformers import BloomConfig, GPT2Config, LlamaConfig, MptConfig
 
 from banyan.engine import gemma
-from banyan.engine.models import LoadedModel, load_config, load_model, load_tokenizer
+from banyan.engine.models import (
+    DEFAULT_LENGTH,
+    LoadedModel,
+    load_config,
+    load_model,
+    load_tokenizer,
+    longest_input,
+)
 from banyan.engine.presets import EOS_ID, PRESETS, build_preset, build_tokenizer
 from banyan.errors import ConfigError
 
@@ -307,3 +315,16 @@ def test_gemma_equals_transformers_generate_and_chats() -> None:
     answer = rig.generate(prompt, 8, chunk=8)
     assert answer == reference_generate(loaded.model, prompt, 8)
     assert "Rome" in loaded.tokenizer.decode(answer)
+
+
+@pytest.mark.parametrize(
+    ("config", "length"),
+    [
+        (LlamaConfig(max_position_embeddings=512), 512),
+        (GPT2Config(n_positions=96), 96),
+        (MptConfig(max_seq_len=640), 640),
+        (BloomConfig(), DEFAULT_LENGTH),
+    ],
+)
+def test_the_longest_input_is_the_config_s_own_bound(config: Any, length: int) -> None:
+    assert longest_input(config) == length

@@ -75,3 +75,37 @@ def test_without_the_repair_of_scans_jamba_would_be_refused(
     monkeypatch.setattr("banyan.engine.cache_layers.hand_over", lambda state: None)
     with pytest.raises(SpecError, match="transformers does not carry all of its state"):
         build(model_of("jamba"))
+
+
+def test_a_model_that_ignores_positions_gets_one_sequence_at_a_time() -> None:
+    """Learned positions counted from the cache's length: the shorter of two sequences would get
+    those of the longer one."""
+    model = copy.deepcopy(model_of("qwen3"))
+    core = build(model)
+    assert core._scheduler._model._runner.batches
+    core.close()
+    rotary = model.model.rotary_emb
+    forward = rotary.forward
+
+    def by_the_longest(x: torch.Tensor, position_ids: torch.Tensor) -> Any:
+        return forward(x, position_ids.amax(0, keepdim=True).expand_as(position_ids))
+
+    rotary.forward = by_the_longest
+    core = build(model)
+    assert not core._scheduler._model._runner.batches
+    core.close()
+
+
+def test_a_model_that_fails_on_the_trial_says_with_what() -> None:
+    model = copy.deepcopy(model_of("qwen3"))
+    norm = model.model.layers[2].input_layernorm
+    forward = norm.forward
+
+    def refuse(hidden_states: torch.Tensor) -> torch.Tensor:
+        if hidden_states.shape[1] == 14:
+            raise RuntimeError("no fourteen")
+        return forward(hidden_states)
+
+    norm.forward = refuse
+    with pytest.raises(SpecError, match="computed in pieces: RuntimeError: no fourteen"):
+        build(model)
