@@ -34,7 +34,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Everything `banyan serve` can be told. Build it directly, or with `load_options`."""
 
     model: str
-    """A folder, .gguf file, hub id (or hub id:file.gguf), or tiny-full, tiny-swa, tiny-linear."""
+    """A folder, .gguf file, hub id (or hub id:file.gguf), or tiny-full, tiny-swa, ..."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = 8000

@@ -37,6 +37,10 @@ SUBJECT = "banyan"
 AGAINST = ("sglang-rust", "sglang-python")
 ROOT = Path(__file__).resolve().parent.parent
 
+KEPT_HEAP = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""The measuring process keeps what it frees, on all sides, as a server's heap does after a while:
+else the rows that insert show what the kernel takes to give memory anew, several times the work."""
+
 _LABEL = "{task.description}"
 
 HOW_TO_GET_IT = """\
@@ -83,7 +87,7 @@ def measure(python: str, plan: Plan, console: Console) -> tuple[dict[str, str], 
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     command = [python, "-m", "benchmarks.peers.measure", json.dumps(asdict(plan))]
-    environment = os.environ | {"PYTHONPATH": path}
+    environment = os.environ | KEPT_HEAP | {"PYTHONPATH": path}
     try:
         worker = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     except OSError as error:

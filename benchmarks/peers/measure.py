@@ -17,21 +17,21 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.peers import sglang_side, workloads
+from benchmarks.peers import sglang_side
 from benchmarks.peers.banyan_side import BanyanSide
 from benchmarks.peers.plan import Plan, plan_from
 from benchmarks.peers.ratios import Row, timing
 from benchmarks.peers.side import Side
+from benchmarks.peers.workloads import run
 
 
 def measure(plan: Plan) -> Iterator[Row]:
     """Every row of `plan`; the trees of a configuration are made once."""
-    effort = workloads.QUICK if plan.quick else workloads.Effort()
     for components, page in plan.configurations:
         sides: list[Side] = [BanyanSide(components, page)]
         sides += [sglang_side.SglangSide(core, components, page) for core in sglang_side.CORES]
         for workload in plan.workloads:
-            samples = workloads.run(workload, sides, effort)
+            samples = run(workload, sides, plan.effort)
             timings = {name: timing(times) for name, times in samples.items()}
             yield Row(workload.name, workload.kind, components, page, timings)
 

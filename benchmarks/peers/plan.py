@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from benchmarks.peers import workloads
 from benchmarks.peers.side import CONFIGURATIONS
+from benchmarks.peers.workloads import QUICK, Effort, Workload, workloads
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,12 @@ class Plan:
     quick: bool = False
 
     @property
-    def workloads(self) -> list[workloads.Workload]:
-        return [w for w in workloads.workloads() if not self.kinds or w.kind in self.kinds]
+    def effort(self) -> Effort:
+        return QUICK if self.quick else Effort()
+
+    @property
+    def workloads(self) -> list[Workload]:
+        return [w for w in workloads(self.effort) if not self.kinds or w.kind in self.kinds]
 
     @property
     def rows(self) -> int:

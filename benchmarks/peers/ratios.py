@@ -6,6 +6,7 @@ Pure functions of measured rows; knows no system under test.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median, quantiles
@@ -85,11 +86,11 @@ def lost(rows: Iterable[Row], subject: str, against: str) -> list[Row]:
 
 
 def summary(rows: Sequence[Row], subject: str, against: str) -> str:
-    """One line: the mean over all configurations, and what is lost."""
+    """One line: the mean over all configurations, and which workloads are lost in how many."""
     mean = mean_ratio(rows, subject, against)
-    slower = lost(rows, subject, against)
     head = "" if mean is None else f"{mean:.1f} times faster than {against} in the geometric mean; "
-    if not slower:
+    counts = Counter(row.workload for row in lost(rows, subject, against))
+    if not counts:
         return f"{head}no row of {len(rows)} is lost"
-    names = ", ".join(f"{r.workload} ({r.components}, page {r.page_size})" for r in slower)
-    return f"{head}{len(slower)} of {len(rows)} rows are lost: {names}"
+    names = "; ".join(f"{name} ({count})" for name, count in counts.items())
+    return f"{head}{counts.total()} of {len(rows)} rows are lost: {names}"

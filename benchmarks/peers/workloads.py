@@ -24,8 +24,8 @@ from benchmarks.peers.side import Side
 
 VOCABULARY = 128_000
 TURNS, TURN = 64, 2_048
-BRANCHES, STEM, OWN = 2_000, 4_096, 512
-LEAVES, LEAF = 10_000, 64
+STEM, OWN = 4_096, 512
+LEAF = 64
 
 Block = Callable[[], list[float]]
 """One turn of a side: the microseconds of each sample."""
@@ -43,8 +43,8 @@ class Effort:
 
     rounds: int = 5
     calls: int = 40
-    branches: int = BRANCHES
-    leaves: int = LEAVES
+    branches: int = 2_000
+    leaves: int = 10_000
 
 
 QUICK = Effort(rounds=3, calls=10, branches=200, leaves=1_000)
@@ -252,14 +252,14 @@ def make_key(side: Side, effort: Effort, *, tokens: int) -> Block:
 # ---- all of them ---------------------------------------------------------------------------------
 
 
-def workloads() -> list[Workload]:
+def workloads(effort: Effort) -> list[Workload]:
     """Every row, in order."""
     return [
-        *_matches("match_slots", "match + slots", "match"),
-        *_matches("match", "match", "lookup"),
+        *_matches(effort, "match_slots", "match + slots", "match"),
+        *_matches(effort, "match", "match", "lookup"),
         Workload("insert of 4,096", "insert", partial(insert_suffix, tokens=4_096)),
         Workload("insert of 32,768", "insert", partial(insert_suffix, tokens=32_768)),
-        Workload(f"evict 10 % of {LEAVES:,} leaves", "evict", evict_tenth),
+        Workload(f"evict 10 % of {effort.leaves:,} leaves", "evict", evict_tenth),
         Workload(f"lock + unlock, {TURNS} turns", "lock", partial(lock_path, above=False)),
         Workload("lock + unlock, locked above", "lock below", partial(lock_path, above=True)),
         Workload(f"match + hold, {TURNS} turns", "hold", partial(match_turns, call="hold")),
@@ -268,9 +268,10 @@ def workloads() -> list[Workload]:
     ]
 
 
-def _matches(call: str, name: str, kind: str) -> Iterator[Workload]:
+def _matches(effort: Effort, call: str, name: str, kind: str) -> Iterator[Workload]:
     for tokens in (4_096, 32_768, 131_072):
         prepare = partial(match_edge, call=call, tokens=tokens)
         yield Workload(f"{name}, edge of {tokens:,}", kind, prepare)
     yield Workload(f"{name}, {TURNS} turns", kind, partial(match_turns, call=call))
-    yield Workload(f"{name}, {BRANCHES:,} branches", kind, partial(match_branches, call=call))
+    prepare = partial(match_branches, call=call)
+    yield Workload(f"{name}, {effort.branches:,} branches", kind, prepare)
