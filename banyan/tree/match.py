@@ -39,9 +39,11 @@ def coverage_of(spec: CacheSpec) -> Coverage:
     return Coverage(tuple(windows), tuple(points))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Match:
     """What a key can be resumed from. Made by `Tree.match`; the tree is not changed by it.
+
+    Not to be changed (it is not frozen, which would make it three times as dear to create).
 
     Args:
         boundary: tokens that need not be computed if what is on host is loaded back.
@@ -81,24 +83,21 @@ def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node
     Cost: one dict look-up and one memcmp per node.
     """
     path: list[Node] = []
-    node, at = root, 0
+    children, at = root.children, 0
+    startswith, append = key.startswith, path.append
     while at < limit:
-        child = node.children.get(key[at : at + page_bytes])
+        child = children.get(key[at : at + page_bytes])
         if child is None:
             break
-        path.append(child)
+        append(child)
         edge = child.edge
-        if key.startswith(edge, at):
-            at += len(edge)
-            if at >= limit:
-                at = limit
-                break
-            node = child
-            continue
-        shared = common_bytes(edge, key, at, limit)
-        at += shared - shared % page_bytes
-        break
-    return path, at
+        if not startswith(edge, at):
+            shared = common_bytes(edge, key, at, limit)
+            at += shared - shared % page_bytes
+            break
+        at += len(edge)
+        children = child.children
+    return path, min(at, limit)
 
 
 def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: bool) -> int:
@@ -162,16 +161,38 @@ def is_loading(path: list[Node]) -> bool:
     )
 
 
+def _all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
+    """Whether the device covers the end of the match, the usual case; `best_boundary` otherwise."""
+    last = path[-1]
+    slots = last.on[0].slots
+    if slots[0] is None:
+        return False
+    windows, points = need
+    for component in points:
+        if matched != last.end or slots[component] is None:
+            return False
+    for component, reach in windows:
+        low = matched - reach
+        for node in reversed(path):
+            if node.end <= low:
+                break
+            if node.on[0].slots[component] is None:
+                return False
+    return True
+
+
 def match_key(
     root: Node | None, key: bytes, namespace: bytes, page_size: int, need: Coverage, epoch: int
 ) -> Match:
     """Match `key` below `root`: at most all but its last token, in whole pages (INV-15)."""
     page_bytes = page_size * TOKEN_BYTES
-    limit = max(0, len(key) - TOKEN_BYTES) // page_bytes * page_bytes
-    if root is None or not limit:
+    limit = (len(key) - TOKEN_BYTES) // page_bytes * page_bytes
+    if root is None or limit <= 0:
         return Match(key, namespace, 0, 0, 0, 0, False, (), epoch)
     path, matched_bytes = walk(root, key, limit, page_bytes)
     matched = matched_bytes // TOKEN_BYTES
+    if not path or _all_on_device(path, matched, need):
+        return Match(key, namespace, matched, matched, matched, matched, False, tuple(path), epoch)
     device = best_boundary(path, matched, need, device_only=True)
     boundary = device if device == matched else best_boundary(path, matched, need, False)
     loading = boundary > device and is_loading(path)
