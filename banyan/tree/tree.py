@@ -33,7 +33,10 @@ _MIN_ROOTS = 64
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Request-owned slots of consecutive pages from `first_page` on, offered to the tree."""
+    """Request-owned slots of consecutive pages from `first_page` on, offered to the tree.
+
+    The tree keeps the array, or views of it: it must not be changed afterwards.
+    """
 
     first_page: int
     slots: Slots
@@ -406,7 +409,7 @@ class Tree:
             have = node.on[0].slots[c]
             if have is None:
                 node.on[0].used[c] = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, piece.copy())
+                self.attach(node, c, Tier.DEVICE, piece)
             else:
                 out.duplicates.append((c, piece))
                 out.repoint.append((c, low, have[low - first :]))
