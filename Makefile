@@ -2,6 +2,7 @@
 #
 # PYTHON       the Python to make .venv with; default, the first 3.11 or newer that is found.
 # TORCH_INDEX  package index to take torch from; default, pip's own. The README says when to set it.
+# SGLANG_PYTHON  for bench-peers: the Python of an environment that has SGLang; default, .venv's.
 
 PYTHON ?= $(shell sh tools/python.sh)
 TORCH_INDEX ?=
@@ -27,7 +28,7 @@ RECORD := -p tests.parity.recording --support-record $(SUPPORT)
 RENDER := $(BIN)/python -m tools.support_table $(SUPPORT) --out docs/models.md
 
 .PHONY: help venv model demo lint types test test-all support-table bench bench-shared \
-	bench-turns bench-tree bench-overhead clean
+	bench-turns bench-tree bench-overhead bench-peers clean
 
 help:
 	@echo "make demo           install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
@@ -35,6 +36,7 @@ help:
 	@echo "make test-all       the same with the slow tests (prepares the model first)"
 	@echo "make support-table  try every model family on all tiers; results in docs/models.md"
 	@echo "make bench          every benchmark on the built-in models; results in $(RESULTS)/"
+	@echo "make bench-peers    the tree beside SGLang's; needs SGLang (SGLANG_PYTHON=its Python)"
 	@echo "make venv           only the virtual environment"
 	@echo "make model          only the demo model, in $(MODEL)/"
 	@echo "make clean          remove caches and results; .venv and .demo stay"
@@ -90,6 +92,11 @@ bench-tree: venv
 
 bench-overhead: venv
 	$(BIN)/python benchmarks/overhead.py --json $(RESULTS)/overhead.json
+
+bench-peers: venv
+	$(BIN)/python -m benchmarks.peers.bounds --json $(RESULTS)/bounds.json
+	$(BIN)/python -m benchmarks.versus_sglang --json $(RESULTS)/versus-sglang.json \
+		$(if $(SGLANG_PYTHON),--sglang-python $(SGLANG_PYTHON))
 
 clean:
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist $(RESULTS)

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from banyan.bench.report import machine, make_console, versions
-from benchmarks.peers.plan import Plan
+from benchmarks.peers.plan import KINDS, Plan
 from benchmarks.peers.ratios import Row, mean_ratio, row_from, summary
 from benchmarks.peers.side import CONFIGURATIONS
 from benchmarks.peers.tables import median_table, ratio_table
@@ -129,11 +129,13 @@ def main(
         Path | None, typer.Option("--json", help="Write every row, percentiles and ratios here.")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help="Only rows of this kind; repeatable.")
+        list[str] | None, typer.Option(metavar="KIND", help=f"Only these: {', '.join(KINDS)}.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Fewer samples, smaller trees.")] = False,
 ) -> None:
     """Compare Banyan's tree with SGLang's."""
+    if unknown := set(only or ()) - set(KINDS):
+        raise typer.BadParameter(f"no such kind: {', '.join(sorted(unknown))}")
     console = make_console()
     plan = Plan(CONFIGURATIONS, tuple(only or ()), quick)
     try:

@@ -19,7 +19,8 @@ What differs from SGLang's tree, and how it is made even:
   Here it includes joining the freed slots to one array per component, as the pools take them.
 - SGLang counts as its window the tokens before a boundary, Banyan the current one too:
   `Window(WINDOW + 1)` needs the same tokens. Both get window slots for all of an insert.
-- Slots are int32 and one per page, SGLang's int64 and one per token.
+- Slots are int32 and one per page, SGLang's int64 and one per token. What `match_slots` gives of a
+  path of one node is the tree's array itself, never to be written; SGLang copies.
 """
 
 from __future__ import annotations

@@ -36,21 +36,22 @@ def measure(plan: Plan) -> Iterator[Row]:
             yield Row(workload.name, workload.kind, components, page, timings)
 
 
-def _say(**fields: Any) -> None:
-    print(json.dumps(fields), flush=True)
-
-
 def main(argument: str) -> int:
     """Measure what the JSON `argument` plans; 1 where SGLang is absent."""
     plan = plan_from(argument)
+    out, sys.stdout = sys.stdout, sys.stderr  # whatever SGLang prints does not come between
+
+    def say(**fields: Any) -> None:
+        print(json.dumps(fields), file=out, flush=True)
+
     try:
         found = sglang_side.start()
         gc.freeze()  # a collection before each turn need not look at what was imported
-        _say(versions=found | {"python": platform.python_version()}, rows=plan.rows)
+        say(versions=found | {"python": platform.python_version()}, rows=plan.rows)
         for row in measure(plan):
-            _say(row=asdict(row))
+            say(row=asdict(row))
     except sglang_side.Missing as error:
-        _say(missing=str(error))
+        say(missing=str(error))
         return 1
     return 0
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from benchmarks.peers.side import CONFIGURATIONS
 from benchmarks.peers.workloads import QUICK, Effort, Workload, workloads
 
+KINDS = tuple(dict.fromkeys(workload.kind for workload in workloads(Effort())))
+"""Kinds of workload, as they come."""
+
 
 @dataclass(frozen=True)
 class Plan:

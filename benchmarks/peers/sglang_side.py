@@ -46,6 +46,8 @@ def start() -> dict[str, str]:
     """
     logging.disable(logging.INFO)
     warnings.filterwarnings("ignore", category=UserWarning)
+    if importlib.util.find_spec("sglang") is None:
+        raise Missing("No module named 'sglang'")
     try:
         import torch
 

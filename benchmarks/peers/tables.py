@@ -1,12 +1,21 @@
-"""Measured rows as tables for a terminal: a row per workload, a column per configuration."""
+"""Measured rows as tables: a row per workload, a column per configuration.
+
+    python -m benchmarks.peers.tables FILE.json
+
+prints what `benchmarks/versus_sglang.py --json` wrote, as the table of `docs/benchmarks.md`. Knows
+no system under test.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.table import Table
 
-from benchmarks.peers.ratios import Row, mean_ratio
+from benchmarks.peers.ratios import Row, mean_ratio, row_from
 
 
 def median_table(rows: Sequence[Row], side: str) -> Table:
@@ -31,6 +40,28 @@ def ratio_table(rows: Sequence[Row], subject: str, against: str) -> Table:
         means.append("-" if mean is None else _times(mean))
     table.add_row("geometric mean", *means, style="bold")
     return table
+
+
+def markdown_table(rows: Sequence[Row], subject: str, others: Sequence[str]) -> str:
+    """Cells of `microseconds of the subject (ratio to each other side)`, as Markdown."""
+    columns = list(dict.fromkeys(_column(row) for row in rows))
+    head = [""] + [f"{components}, page {page}" for components, page in columns]
+    lines = [head, ["---"] * len(head)]
+    for workload, by_column in _by_workload(rows).items():
+        cells = [_with_ratios(by_column[c], subject, others) for c in columns]
+        lines.append([workload, *cells])
+    means = []
+    for column in columns:
+        of_column = [row for row in rows if _column(row) == column]
+        found = [mean_ratio(of_column, subject, other) for other in others]
+        means.append(", ".join("-" if mean is None else f"{mean:.1f}" for mean in found))
+    lines.append(["geometric mean", *means])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _with_ratios(row: Row, subject: str, others: Sequence[str]) -> str:
+    ratios = ", ".join(f"{row.ratio(subject, other):.2g}" for other in others)
+    return f"{_us(row.sides[subject].median_us)} ({ratios})"
 
 
 def _column(row: Row) -> tuple[str, int]:
@@ -61,3 +92,16 @@ def _us(value: float) -> str:
 def _times(ratio: float) -> str:
     text = f"{ratio:.1f}" if ratio >= 1 else f"{ratio:.2f}"
     return text if ratio >= 1 else f"[red]{text} <[/]"
+
+
+def main(path: str) -> None:
+    """Print the file's rows as Markdown."""
+    saved = json.loads(Path(path).read_text())
+    subject, *others = saved["rows"][0]["sides"]
+    for row in saved["rows"]:
+        del row["ratios"]
+    print(markdown_table([row_from(row) for row in saved["rows"]], subject, others), end="")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -200,7 +200,7 @@ def insert_suffix(side: Side, effort: Effort, *, tokens: int) -> Block:
         prompts = Prompts()
         stem = prompts.draw(STEM)
         put(side, stem)
-        count = 2 + effort.calls // (1 + tokens // 8_192)
+        count = 2 + max(1, effort.calls // (1 + tokens // 8_192))
         fresh = [side.insertion(stem + prompts.branch(tokens, i), STEM) for i in range(count)]
         return timed(side.insert, fresh)[2:]
 
@@ -244,7 +244,7 @@ def make_key(side: Side, effort: Effort, *, tokens: int) -> Block:
     prompt = Prompts().draw(tokens).tolist()
 
     def block() -> list[float]:
-        return timed(side.make_key, [prompt] * (1 + effort.calls // 4))[1:]
+        return timed(side.make_key, [prompt] * (1 + max(1, effort.calls // 4)))[1:]
 
     return block
 

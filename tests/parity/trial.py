@@ -176,7 +176,8 @@ class Trial:
     def changed(self, place: Place, change: Change) -> Iterator[None]:
         """Let the host records that the request will load hold changed values of one buffer.
 
-        Mutates: the host pool, until the end of the context; then all is as it was.
+        Mutates: the host pool, until the end of the context; then all is as it was. What was found
+        to be wrong meanwhile and dropped stays as it is: its slots may hold other records by then.
         """
         pool = self.stack.host[place.component]
         slots = torch.from_numpy(self.slots(place.component, Tier.HOST)).long()
@@ -185,9 +186,11 @@ class Trial:
         before = pool.data[where]
         values = before.clone().view(getattr(torch, place.buffer.dtype))
         change(values.view(-1, *place.buffer.shape))
-        pool.data[where] = values.view(torch.uint8)
+        changed = values.view(torch.uint8)
+        pool.data[where] = changed
         yield
-        pool.data[where] = before
+        if torch.equal(pool.data[where], changed):
+            pool.data[where] = before
 
     @contextmanager
     def earlier_state(self, component: int) -> Iterator[None]:
