@@ -315,12 +315,7 @@ class PrefixCache:
             lease.pages(c).owned_from = node.end // self.page_size
         lease.pages(0).owned_from = lease.present // self.page_size
         if lease.borrowed is not None and lease.borrowed.end <= node.end:
-            self._return_borrowed(lease)
-
-    def _return_borrowed(self, lease: Lease) -> None:
-        if lease.borrowed is not None:
-            self.tree.device.unlock_path(lease.borrowed)
-            lease.borrowed = None
+            self.grants.return_borrowed(lease)
 
     def _keep(
         self, lease: Lease, node: Node, mark: Mark, states: dict[int, tuple[int, int]]
@@ -366,7 +361,7 @@ class PrefixCache:
             self.stack.device_slots[c].free(lease.pages(c).owned)
         for c in self._points:
             self.stack.device_slots[c].free(np.array(lease.states(c).owned, np.int32))
-        self._return_borrowed(lease)
+        self.grants.return_borrowed(lease)
         if lease.loading is not None:
             lease.loading.on_end = None
             self.controller.engine.cancel(lease.loading.op_id)

@@ -124,6 +124,12 @@ class Grants:
         table.append(np.concatenate(parts[::-1]))
         table.owned_from = node.end // self.tree.page_size
 
+    def return_borrowed(self, lease: Lease) -> None:
+        """Let go of the pages beyond the boundary that the lease reads from the tree, if any."""
+        if lease.borrowed is not None:
+            self.tree.device.unlock_path(lease.borrowed)
+            lease.borrowed = None
+
     def _slots_of(self, lease: Lease, node: Node, component: int) -> Slots:
         slots = node.on[Tier.DEVICE].slots[component]
         if slots is None:
@@ -138,6 +144,7 @@ class Grants:
         """A lease's load-back was applied, or has failed: take over its pins, or mark it broken."""
         if not ok:
             lease.loading, lease.broken = None, True
+            self.return_borrowed(lease)
             return
         reading = any(lease.states(c).read_locked for c in self.tree.need.points)
         lease.lock_start = self.tree.lock(lease.node, states=reading)
