@@ -73,7 +73,8 @@ def observe_config(config: Any, dtype: str) -> tuple[LayerData, ...]:
     Raises:
         SpecError: no causal model of this kind, or a layer that no cache layer can serve.
 
-    Cost: building the skeleton, 0.1 s for tens of layers; remembered for the last few configs.
+    Cost: building the skeleton, 0.2 s for 32 dense layers and 0.7 s for 61 of experts; remembered
+        for the last few configs.
     """
     key = (config.to_json_string(use_diff=False), dtype)
     if key not in _seen:

@@ -89,8 +89,7 @@ class Admission:
         lease = self._lease(request, match)
         if lease is None:
             return Verdict.WAITS
-        request.branch = match.branch
-        self._plan_checkpoints(request, lease.boundary, match.full_len)
+        self._plan_checkpoints(request, match, lease.boundary)
         cut = self.next_cut(request, lease.boundary)
         outcome = self._cache.allocate(lease, cut)
         if outcome is AllocateOutcome.FULL:
@@ -156,15 +155,15 @@ class Admission:
             return True
         return False
 
-    def _plan_checkpoints(self, request: Request, boundary: int, known: int) -> None:
+    def _plan_checkpoints(self, request: Request, match: Match, boundary: int) -> None:
         """Set where the prefill of `request` takes checkpoints; followers may add theirs later."""
         request.marks = {}
         if self._checkpoints is not None and request.publish:
             request.marks = self._checkpoints.plan(
                 boundary,
                 len(request.tokens),
-                branch=request.branch,
-                known=known,
+                branch=match.branch,
+                known=match.full_len,
                 hints=request.source.cache_hints,
                 followers=self._branches_of_waiting(request, boundary),
             )

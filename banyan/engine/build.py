@@ -6,6 +6,7 @@ the process that will run the engine, on the thread that will own it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -32,6 +33,8 @@ from banyan.tiers.ops import CopyEngine
 from banyan.tiers.stream import StreamCopyEngine
 from banyan.tiers.threaded import ThreadedCopyEngine
 from banyan.tree import make_policy
+
+log = logging.getLogger("banyan.engine")
 
 Clock = Callable[[], float]
 
@@ -70,6 +73,8 @@ def build_core(
     vocab_size = int(loaded.config.vocab_size)
     check_continuation(cache, runner, vocab_size, loaded.dtype)
     runner.batches = batches_alike(cache, runner, vocab_size, loaded.dtype)
+    if not runner.batches:
+        log.warning("this model ignores the positions it is given: it decodes one by one")
     model = ServedModel(runner, loaded.tokenizer, options.seed)
     scheduler = Scheduler(
         cache,

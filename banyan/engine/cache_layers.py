@@ -90,9 +90,7 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Mutates: the pool rows of the new tokens.
         """
-        if self._shared.tickets:
-            self._shared.wait(self._layer)
-        plan = self._shared.pages[self._component]
+        plan = self._ready_plan()
         keys = self._store_and_take("k", key_states.transpose(1, 2), plan)
         values = self._store_and_take("v", value_states.transpose(1, 2), plan)
         return keys.transpose(1, 2), values.transpose(1, 2)
@@ -111,10 +109,13 @@ class PagedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Mutates: the pool rows of the new tokens.
         """
+        return self._store_and_take("indexer", indexer_key_states, self._ready_plan())
+
+    def _ready_plan(self) -> PagePlan:
+        """This forward's plan, once no load-back writes what the layer reads."""
         if self._shared.tickets:
             self._shared.wait(self._layer)
-        plan = self._shared.pages[self._component]
-        return self._store_and_take("indexer", indexer_key_states, plan)
+        return self._shared.pages[self._component]
 
     def _store_and_take(self, name: str, new: Tensor, plan: PagePlan) -> Tensor:
         """Write dtype[batch, new_len, *shape], return dtype[batch, key_len, *shape]."""
@@ -151,7 +152,7 @@ class StateLayer(LinearAttentionCacheLayerMixin):  # type: ignore[misc]
         self._pass, self._index, self._states_of = shared, layer, component
         self._buffers = {name: t for (at, name), t in pool.buffers.items() if at == layer}
         self._held: dict[str, Tensor] = {}
-        numbers = [name.lstrip(_LETTERS) or "0" for name in self._buffers]
+        numbers = (name[len(name.rstrip(_DIGITS)) :] or "0" for name in self._buffers)
         self.number_of_states = 1 + max(map(int, numbers))
         self.record_past = False
 
@@ -257,8 +258,7 @@ class CompressedLayer(PagedLayer, GroupStore):
         self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """As `PagedLayer.update`, for keys alone."""
-        self._shared.wait(self._layer)
-        plan = self._shared.pages[self._component]
+        plan = self._ready_plan()
         keys = self._store_and_take("k", key_states.transpose(1, 2), plan).transpose(1, 2)
         return keys, keys
 
@@ -379,7 +379,7 @@ def state_name(kind: str, number: int) -> str:
     return f"{kind}{number or ''}"
 
 
-_LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_DIGITS = "0123456789"
 _PAGED_BUFFERS = ({"k", "v"}, {"k", "v", "indexer"})
 _STATE_BUFFERS = {"conv", "recurrent"}
 
@@ -402,7 +402,7 @@ def _make_layer(spec: CacheSpec, pools: Sequence[DevicePool], shared: Pass, laye
         if page_shaped:
             known = names in _PAGED_BUFFERS or _is_compressed(component, layer)
         else:
-            known = {name.rstrip("0123456789") for name in names} <= _STATE_BUFFERS
+            known = {name.rstrip(_DIGITS) for name in names} <= _STATE_BUFFERS
         kind = paged if page_shaped else state
         if not known or (kind and not _is_compressed(spec.components[0], layer)):
             raise SpecError(

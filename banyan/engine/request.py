@@ -58,7 +58,6 @@ class Request:
         lease: what it holds while it runs.
         goal: prefill runs to here: the length of `tokens` at admission.
         planned: end of the chunk whose slots are allocated, or None.
-        branch: where other prompts left this one at admission (tokens), or 0.
         marks: where its prefill takes checkpoints, and what for, from its admission on.
         device_only: a load-back failed under it: never again from host.
         alone: a batch with it failed: it is computed by itself from now on.
@@ -86,7 +85,6 @@ class Request:
     lease: Lease | None = None
     goal: int = 0
     planned: int | None = None
-    branch: int = 0
     marks: dict[int, Mark] = field(default_factory=dict)
     device_only: bool = False
     alone: bool = False

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import pytest
-import torch
 
 from banyan.engine.build import build_core
 from banyan.engine.core import EngineCore, Limits
@@ -153,14 +150,6 @@ def test_close_ends_everything():
 
 
 # ---- a whole engine ------------------------------------------------------------------------------
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=["tiny-full", "tiny-swa", "tiny-linear"])

@@ -6,12 +6,10 @@ the layers above the last one that keeps windows or states do not run.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from banyan.engine.models import LoadedModel, load_model
 from banyan.engine.presets import build_tokenizer
@@ -20,14 +18,6 @@ from tests.parity.harness import Engine, plain_answers, prompts_of
 from tests.support.families import model_of
 from tests.support.toy_engine import ToyEngine
 from tests.support.toy_model import answer
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def loaded(name: str) -> LoadedModel:
