@@ -73,6 +73,8 @@ def build_core(
     vocab_size = int(loaded.config.vocab_size)
     check_continuation(cache, runner, vocab_size, loaded.dtype)
     runner.batches = batches_alike(cache, runner, vocab_size, loaded.dtype)
+    for pool in stack.device_slots:  # the trials have mixed up slots that ascend in a fresh pool,
+        pool.reset()  # and pages in ascending slots are read without a copy
     if not runner.batches:
         log.warning("this model ignores the positions it is given: it decodes one by one")
     model = ServedModel(runner, loaded.tokenizer, options.seed)

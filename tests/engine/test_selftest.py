@@ -55,6 +55,10 @@ def test_families_that_go_on_pass_in_every_precision(family: str, dtype: str) ->
     model = copy.deepcopy(model_of(family)).to(getattr(torch, dtype))
     core = build(model, dtype)
     assert not any(core.cache.tree.nodes()), "it left nothing behind"
+    slots = [pool.allocate(2) for pool in core.cache.stack.device_slots]
+    assert all(s is not None and s.tolist() == [0, 1] for s in slots), "not even in their order"
+    for pool, taken in zip(core.cache.stack.device_slots, slots, strict=True):
+        pool.free(taken)
     assert all(p.free_count == p.capacity for p in core.cache.stack.device_slots)
     core.check()
     core.close()
