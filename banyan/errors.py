@@ -60,3 +60,14 @@ class InvariantError(BanyanError):
 
 class CopyError(BanyanError):
     """A load-back failed while a request was already running on it; the request recomputes."""
+
+
+class RankError(BanyanError):
+    """The ranks of a tensor-parallel engine have drifted apart, or one of them is gone.
+
+    None of them can go on: what they hold is no longer known to be equal.
+    """
+
+
+class RankLostError(RankError):
+    """Another rank does not answer."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from banyan.errors import SpecError
@@ -91,6 +91,8 @@ class Buffer:
         dtype: a key of `DTYPE_BYTES`.
         stride: tokens per entry of a `Full` component: 1, or more where a layer keeps one
             compressed entry for each `stride` tokens. Pages are whole multiples of it.
+        replicated: every tensor-parallel rank holds equal bytes here (MLA latents, indexer keys,
+            states that the model's plan does not divide), not a shard of its own.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Buffer:
     shape: tuple[int, ...]
     dtype: str = "float32"
     stride: int = 1
+    replicated: bool = False
 
     def __post_init__(self) -> None:
         if self.stride < 1:
@@ -130,6 +133,10 @@ class Component:
     def record_bytes(self, page_size: int) -> int:
         """Bytes of one slot, all layers: a page's or a state's record."""
         return sum(b.entry_bytes * self.entries(b, page_size) for b in self.buffers)
+
+    def only(self, *, replicated: bool) -> Component:
+        """The same slots with some of the buffers: those equal on all ranks, or the others."""
+        return replace(self, buffers=tuple(b for b in self.buffers if b.replicated is replicated))
 
     def entries(self, buffer: Buffer, page_size: int) -> int:
         """Entries of `buffer` in one slot."""

@@ -7,13 +7,15 @@ engine (the slots of a load-back), never both for one slot.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from banyan.errors import PoolError
-from banyan.pools.host import RecordLayout
+from banyan.pools.host import RecordLayout, Strip
 from banyan.spec import Component
 
 Slots = npt.NDArray[np.int32]
@@ -31,11 +33,14 @@ class DevicePool:
         slots: capacity.
         page_size: tokens per page.
         device: where the tensors live.
+        parts: pools of the same slots that hold the component's buffers between them, to be seen
+            as one; default, tensors of its own.
 
     Attributes:
         buffers: by (layer, name): dtype[slots, page_size // stride, *shape] for page-shaped
             components, dtype[slots, *shape] for `Point`; contiguous.
-        stacks: by strip of `layout`, uint8[buffers, slots, nbytes]: the same memory as bytes.
+        stacks: by strip of `layout` (of each part in turn), uint8[buffers, slots, nbytes]: the same
+            memory as bytes.
         layout: where each buffer lies in a record.
     """
 
@@ -45,6 +50,7 @@ class DevicePool:
         slots: int,
         page_size: int,
         device: torch.device | str = "cpu",
+        parts: Sequence[DevicePool] = (),
     ) -> None:
         self.component = component
         self.slots = slots
@@ -52,20 +58,27 @@ class DevicePool:
         self.layout = RecordLayout(component, page_size)
         self.buffers: dict[tuple[int, str], Tensor] = {}
         self._bytes: dict[tuple[int, str], Tensor] = {}
-        stacks: list[Tensor] = []
-        for strip in self.layout.strips:
-            like = strip.buffers[0]
-            paged = component.reach.page_shaped
-            entries = (component.entries(like, page_size),) if paged else ()
-            shape = (len(strip.buffers), slots, *entries, *like.shape)
-            dtype = getattr(torch, like.dtype)
-            stack = torch.zeros(shape, dtype=dtype, device=self.device)
-            flat = stack.view(-1).view(torch.uint8).view(len(strip.buffers), slots, strip.nbytes)
-            stacks.append(flat)
-            for index, buffer in enumerate(strip.buffers):
-                self.buffers[buffer.layer, buffer.name] = stack[index]
-                self._bytes[buffer.layer, buffer.name] = flat[index]
-        self.stacks: tuple[Tensor, ...] = tuple(stacks)
+        self.stacks: tuple[Tensor, ...]
+        if parts:
+            self.stacks = tuple(stack for part in parts for stack in part.stacks)
+            for part in parts:
+                self.buffers |= part.buffers
+                self._bytes |= part._bytes
+        else:
+            self.stacks = tuple(self._allocated(strip, page_size) for strip in self.layout.strips)
+
+    def _allocated(self, strip: Strip, page_size: int) -> Tensor:
+        """A strip's memory as bytes; its buffers are views of it."""
+        like = strip.buffers[0]
+        paged = self.component.reach.page_shaped
+        entries = (self.component.entries(like, page_size),) if paged else ()
+        shape = (len(strip.buffers), self.slots, *entries, *like.shape)
+        stack = torch.zeros(shape, dtype=getattr(torch, like.dtype), device=self.device)
+        flat = stack.view(-1).view(torch.uint8).view(len(strip.buffers), self.slots, strip.nbytes)
+        for index, buffer in enumerate(strip.buffers):
+            self.buffers[buffer.layer, buffer.name] = stack[index]
+            self._bytes[buffer.layer, buffer.name] = flat[index]
+        return flat
 
     @property
     def nbytes(self) -> int:

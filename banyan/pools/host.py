@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from banyan.spec import Buffer, Component
 
@@ -118,20 +119,31 @@ class HostPool:
         slots: capacity.
         page_size: tokens per page.
         pin: page-lock the memory, for copies from and to a CUDA device.
+        memory: uint8[slots * record_bytes] that the ranks of a node share, to be used; default,
+            memory of this process alone.
 
     Attributes:
         data: uint8[slots, record_bytes] on CPU.
-        digests: SHA-256 of each slot's record, set by a backup under verify; else None.
-        nbytes: bytes of `data`.
+        digests: SHA-256 of each slot's record as this rank's device had it, set by a backup under
+            verify; else None. Every rank has its own.
     """
 
-    def __init__(self, component: Component, slots: int, page_size: int, pin: bool) -> None:
+    def __init__(
+        self,
+        component: Component,
+        slots: int,
+        page_size: int,
+        pin: bool,
+        memory: Tensor | None = None,
+    ) -> None:
         self.component = component
         self.slots = slots
         self.layout = RecordLayout(component, page_size)
-        self.data = torch.zeros(
-            (slots, self.layout.record_bytes), dtype=torch.uint8, pin_memory=pin
-        )
+        shape = (slots, self.layout.record_bytes)
+        if memory is None:
+            self.data = torch.zeros(shape, dtype=torch.uint8, pin_memory=pin)
+        else:
+            self.data = memory.view(shape)
         self.digests: list[bytes | None] = [None] * slots
 
     @property

@@ -18,17 +18,26 @@ class PoolSize:
     Args:
         component: the component's name.
         slots: pages, or states of a `Point` component.
-        record_bytes: bytes of one slot, all layers.
+        record_bytes: bytes of one slot, all layers, on one rank.
+        shared_bytes: of those, bytes that all `ranks` keep once between them.
+        ranks: ranks whose bytes the pool's total counts.
     """
 
     component: str
     slots: int
     record_bytes: int
+    shared_bytes: int = 0
+    ranks: int = 1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one slot on all `ranks`: each one's own, and what they share once."""
+        return self.ranks * (self.record_bytes - self.shared_bytes) + self.shared_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of the whole pool."""
-        return self.slots * self.record_bytes
+        """Bytes of the whole pool, on all `ranks`."""
+        return self.slots * self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,7 @@ class SizeRow:
         states: states that fit, for `Point` components; else None.
         share: of the tier's allocated bytes, 0 to 1.
         limiting: True for the pool that runs out first for the expected mix.
+        ranks: ranks whose bytes `bytes` counts together.
     """
 
     tier: str
@@ -54,6 +64,7 @@ class SizeRow:
     bytes: int
     share: float
     limiting: bool
+    ranks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +87,12 @@ class SizePlan:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of all device pools together."""
+        """Bytes of all device pools together, on one rank."""
         return sum(size.total_bytes for size in self.device)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of all host pools together."""
+        """Bytes of all host pools together, on all ranks of the node."""
         return sum(size.total_bytes for size in self.host)
 
     def table_rows(self) -> list[SizeRow]:
@@ -104,6 +115,7 @@ class SizePlan:
             bytes=size.total_bytes,
             share=size.total_bytes / total if total else 0.0,
             limiting=size.component == limit,
+            ranks=size.ranks,
         )
 
 

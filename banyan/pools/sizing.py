@@ -44,16 +44,21 @@ def plan_sizes(
     state_interval: int | None,
     device_split: dict[str, float] | None = None,
     host_split: dict[str, float] | None = None,
+    ranks: int = 1,
 ) -> SizePlan:
     """Divide the byte budget of each tier between the components.
 
     Args:
-        device_bytes, host_bytes: bound on the sum of all pools of the tier; 0 host bytes: no host.
+        device_bytes: bound on the sum of all device pools of one rank.
+        host_bytes: bound on the sum of all host pools of the node, all its `ranks` together; 0: no
+            host tier.
         max_running: requests that run together, at most.
         chunk: tokens of a prefill chunk, at most.
         state_interval: tokens between two state checkpoints; None: `DEFAULT_SPACING`.
         device_split, host_split: share of the tier's budget (0 to 1) for components by name;
             those not named divide the rest as the expected mix asks.
+        ranks: ranks on this node. Each has the spec's slots on host; replicated buffers of a slot
+            are there once.
 
     Raises:
         ConfigError: an option out of range, or a budget too small for one request of one chunk
@@ -61,14 +66,14 @@ def plan_sizes(
 
     Upholds: INV-22.
     """
-    _check_options(device_bytes, host_bytes, max_running, chunk, state_interval)
+    _check_options(device_bytes, host_bytes, max_running, chunk, state_interval, ranks)
     mix = [_Demand.of(c, spec, chunk, state_interval) for c in spec.components]
     device, limit = _Tier("device", device_bytes, max_running, device_split or {}).divide(mix)
     host: tuple[PoolSize, ...] = ()
     host_limit: str | None = None
     if host_bytes:
         tier = _Tier("host", host_bytes, 1, host_split or {})
-        host, host_limit = tier.divide([d.on_host() for d in mix])
+        host, host_limit = tier.divide([d.on_host(ranks) for d in mix])
     elif host_split:
         raise ConfigError("--host-split", "there is no host tier to split", "Set --host-bytes")
     reaches = tuple(c.reach for c in spec.components)
@@ -76,7 +81,12 @@ def plan_sizes(
 
 
 def _check_options(
-    device_bytes: int, host_bytes: int, max_running: int, chunk: int, state_interval: int | None
+    device_bytes: int,
+    host_bytes: int,
+    max_running: int,
+    chunk: int,
+    state_interval: int | None,
+    ranks: int,
 ) -> None:
     least = {
         "--device-bytes": (device_bytes, 0),
@@ -84,6 +94,7 @@ def _check_options(
         "--max-running": (max_running, 1),
         "--chunk": (chunk, 1),
         "--state-interval": (1 if state_interval is None else state_interval, 1),
+        "--tp": (ranks, 1),
     }
     for option, (value, bound) in least.items():
         if value < bound:
@@ -95,18 +106,28 @@ class _Demand:
     """What one component needs: slots at least, and slots per checkpoint of the expected mix.
 
     Args:
+        slot: what one slot is and costs on the tier.
+        replicated_bytes: of a record, those equal on every rank.
         first: slots without which nothing works: one running request, or one boundary on host.
         boundary: slots of the shortest prefix that has every component's whole reach.
         per_checkpoint: slots for each further checkpoint.
         byteless: slots to give when the component has no buffers, whatever the budget.
     """
 
-    name: str
-    record_bytes: int
+    slot: PoolSize
+    replicated_bytes: int
     first: int
     boundary: int
     per_checkpoint: float
     byteless: int
+
+    @property
+    def name(self) -> str:
+        return self.slot.component
+
+    @property
+    def slot_bytes(self) -> int:
+        return self.slot.slot_bytes
 
     @staticmethod
     def of(part: Component, spec: CacheSpec, chunk: int, interval: int | None) -> _Demand:
@@ -115,22 +136,23 @@ class _Demand:
         reach = part.reach
         longest = max(reach_pages(c.reach, page) for c in spec.components)
         chunk_pages = math.ceil(chunk / page) + 1
-        name, record_bytes = part.name, part.record_bytes(page)
+        slot = PoolSize(part.name, 1, part.record_bytes(page))
+        replicated = part.only(replicated=True).record_bytes(page)
         byteless = math.ceil(BYTELESS_TOKENS / page)
         if isinstance(reach, Point):
-            return _Demand(name, record_bytes, RUNNING_STATES, 1, 1.0, byteless)
+            return _Demand(slot, replicated, RUNNING_STATES, 1, 1.0, byteless)
         if isinstance(reach, Window):
             pages = reach_pages(reach, page)
             each = min(pages, spacing / page)
-            return _Demand(name, record_bytes, pages + chunk_pages, pages, each, byteless)
+            return _Demand(slot, replicated, pages + chunk_pages, pages, each, byteless)
         boundary = max(1, longest)
-        return _Demand(
-            name, record_bytes, longest + chunk_pages, boundary, spacing / page, byteless
-        )
+        return _Demand(slot, replicated, longest + chunk_pages, boundary, spacing / page, byteless)
 
-    def on_host(self) -> _Demand:
-        """The same mix where nothing runs: the least is one boundary."""
-        return replace(self, first=self.boundary)
+    def on_host(self, ranks: int) -> _Demand:
+        """The same mix where nothing runs: the least is one boundary. One slot is on all ranks."""
+        shared = self.replicated_bytes if ranks > 1 else 0
+        slot = replace(self.slot, shared_bytes=shared, ranks=ranks)
+        return replace(self, slot=slot, first=self.boundary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +179,7 @@ class _Tier:
         rest = self.budget
         for d in (d for d in mix if d.name in self.split):
             nbytes = min(rest, math.floor(self.budget * Fraction(self.split[d.name])))
-            slots[d.name] = nbytes // d.record_bytes
+            slots[d.name] = nbytes // d.slot_bytes
             if slots[d.name] < d.first:
                 raise self._too_small(mix)
             rest -= nbytes
@@ -165,7 +187,7 @@ class _Tier:
         if _least(unnamed) > rest:
             raise self._too_small(mix)
         slots.update(self._automatic(unnamed, rest))
-        sizes = tuple(PoolSize(d.name, slots[d.name], d.record_bytes) for d in mix)
+        sizes = tuple(replace(d.slot, slots=slots[d.name]) for d in mix)
         return sizes, self._limiting(mix, slots)
 
     def _automatic(self, mix: list[_Demand], budget: int) -> dict[str, int]:
@@ -174,31 +196,31 @@ class _Tier:
         running = min(self.running, budget // least) if least else self.running
         slots = {d.name: running * d.first for d in mix}
         left = budget - running * least
-        per_checkpoint = sum(d.per_checkpoint * d.record_bytes for d in mix)
+        per_checkpoint = sum(d.per_checkpoint * d.slot_bytes for d in mix)
         checkpoints = left / per_checkpoint if per_checkpoint else 0.0
         for d in mix:
             more = int(checkpoints * d.per_checkpoint)
-            if d.record_bytes:
-                more = min(more, left // d.record_bytes)
-                left -= more * d.record_bytes
+            if d.slot_bytes:
+                more = min(more, left // d.slot_bytes)
+                left -= more * d.slot_bytes
             slots[d.name] += more
         for d in mix:
-            if d.record_bytes:
-                slots[d.name] += left // d.record_bytes
-                left %= d.record_bytes
+            if d.slot_bytes:
+                slots[d.name] += left // d.slot_bytes
+                left %= d.slot_bytes
             else:
                 slots[d.name] = max(slots[d.name], d.byteless)
         return slots
 
     def _limiting(self, mix: list[_Demand], slots: dict[str, int]) -> str:
         """The pool that, beside what runs, holds the fewest checkpoints of the mix."""
-        sized = [d for d in mix if d.record_bytes] or mix
+        sized = [d for d in mix if d.slot_bytes] or mix
         running = min(self.running, *(slots[d.name] // d.first for d in sized))
         return min(sized, key=lambda d: (slots[d.name] - running * d.first) / d.per_checkpoint).name
 
     def _check_split(self, mix: list[_Demand]) -> None:
         option = f"--{self.name}-split"
-        known = [d.name for d in mix if d.record_bytes]
+        known = [d.name for d in mix if d.slot_bytes]
         for name, share in self.split.items():
             if name not in known:
                 raise ConfigError(option, f"no pool {name!r}", f"Use some of {', '.join(known)}")
@@ -234,4 +256,4 @@ class _Tier:
 
 def _least(mix: list[_Demand]) -> int:
     """Bytes without which nothing works."""
-    return sum(d.first * d.record_bytes for d in mix)
+    return sum(d.first * d.slot_bytes for d in mix)

@@ -23,7 +23,10 @@ def size_table(rows: Sequence[Row]) -> Table:
         rows: the fields of `SizeRow`, one row per tier and component.
     """
     has_host = any(row["tier"] == "host" for row in rows)
-    caption = None if has_host else "no host tier; give --host-bytes or --host-ratio for one"
+    ranks = max((row.get("ranks", 1) for row in rows), default=1)
+    caption = f"device: each of {ranks} ranks; host: all of them together" if ranks > 1 else None
+    if not has_host:
+        caption = "no host tier; give --host-bytes or --host-ratio for one"
     counted = [n for n in ("tokens", "windows", "states") if any(row[n] for row in rows)]
     table = _table("What fits", ("tier", "component"), (*counted, "bytes"), caption)
     table.add_column("", no_wrap=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from banyan.pools.allocator import SlotAllocator
+from banyan.tiers.journal import Journal, Mutation
 from banyan.tiers.operation import NO_SLOTS, Operation, Victim
 from banyan.tiers.ops import CopyDone, CopyEngine, CopyJob, CopyKind, CopyTotals, OpId, Slots
 from banyan.tree.eviction import Freed, drop
@@ -79,6 +80,7 @@ class Controller:
         record_bytes: bytes per slot, by component.
         engine: moves the bytes.
         clock: seconds, monotonic.
+        journal: where every operation is written down, when there are ranks to compare.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Controller:
         engine: CopyEngine,
         clock: Callable[[], float],
         options: TierOptions,
+        journal: Journal | None = None,
     ) -> None:
+        self.journal = journal
         self.tree, self.allocators, self.record_bytes = tree, allocators, record_bytes
         self.engine, self.clock, self.options = engine, clock, options
         self.has_host = allocators[Tier.HOST][0].capacity > 0
@@ -119,7 +123,11 @@ class Controller:
             return Shortage.PENDING if waiting else Shortage.FULL
         slots = [pool.allocate(n) for n, pool in zip(counts, pools, strict=True)]
         assert all(s is not None for s in slots)
-        return [s for s in slots if s is not None]
+        found = [s for s in slots if s is not None]
+        if self.journal is not None:
+            firsts = (int(s[0]) if len(s) else -1 for s in found)
+            self.journal.note(Mutation.RESERVE, tier, *counts, *firsts)
+        return found
 
     def _make_room(self, tier: Tier, counts: Sequence[int]) -> None:
         """Evict what is short of `counts` beyond what comes free when victims are saved."""
@@ -148,7 +156,10 @@ class Controller:
         for tier in Tier:
             for c, pool in enumerate(self.allocators[tier]):
                 if freed.count(tier, c):
-                    pool.free(freed.take(tier, c))
+                    slots = freed.take(tier, c)
+                    pool.free(slots)
+                    if self.journal is not None:
+                        self.journal.note(Mutation.EVICT, tier, c, len(slots), int(slots.sum()))
         self.counts["demoted_pages"] += freed.demoted
         self.counts["dropped_pages"] += freed.dropped
         self.counts["tombstoned_slots"] += freed.tombstones
@@ -324,6 +335,8 @@ class Controller:
             given[part.component] = at + len(part.src)
             part.dst = slots[part.component][at : at + len(part.src)]
         self.operations[op.op_id] = op
+        if self.journal is not None:
+            self.journal.note(Mutation.SUBMIT, op.op_id, op.target, op.node.end, *counts)
         job = CopyJob(op.op_id, op.kind, op.blocks(), self.options.verify)
         op.ticket = self.engine.submit(job)
         self.totals[op.kind].jobs += 1
@@ -363,6 +376,8 @@ class Controller:
                 break
             if not op.abandoned and op.op_id not in self._done:
                 op.abandoned = True
+                if self.journal is not None:
+                    self.journal.note(Mutation.ABANDON, op.op_id)
                 self.counts["miss_timeout"] += 1
                 if op.kind is CopyKind.LOAD_BACK:
                     self.counts["miss_load_failed"] += 1
@@ -371,6 +386,8 @@ class Controller:
 
     def _apply(self, op: Operation, done: CopyDone) -> None:
         self._count(op.kind, done)
+        if self.journal is not None:
+            self.journal.note(Mutation.APPLY, op.op_id, int(done.ok))
         stale = op.generation != self.generation and op.on_end is None
         rest = [NO_SLOTS] * self.tree.width
         if done.ok and not stale:
@@ -430,6 +447,8 @@ class Controller:
     def flush(self) -> None:
         """Forget all cached data; completions of running transfers only give back their slots."""
         self.generation += 1
+        if self.journal is not None:
+            self.journal.note(Mutation.FLUSH, self.generation)
         for op in self.operations.values():
             self.engine.cancel(op.op_id)
         self.give_back(self.tree.flush())

@@ -64,8 +64,14 @@ def job_layers(stack: PoolStack, job: CopyJob) -> tuple[int, ...]:
 
 
 def job_bytes(stack: PoolStack, job: CopyJob) -> int:
-    """Bytes that the job writes on the destination tier."""
-    return sum(len(b.dst) * stack.device[b.component].record_bytes for b in job.blocks)
+    """Bytes that this rank writes on the destination tier."""
+    if job.kind is CopyKind.LOAD_BACK:
+        return sum(len(b.dst) * stack.device[b.component].record_bytes for b in job.blocks)
+    return sum(
+        len(b.dst) * lane.host.record_bytes
+        for b in job.blocks
+        for lane in stack.written_lanes(b.component)
+    )
 
 
 def check_job(stack: PoolStack, job: CopyJob) -> None:
@@ -123,17 +129,18 @@ class PoolMover:
 
     Args:
         device: a pool on CPU.
-        host: the pool of the same component.
+        host: the pool of the same buffers.
+        writes: False where another rank writes the host pool; then nothing here can.
 
     Raises:
         PoolError: the device pool is not on CPU.
     """
 
-    def __init__(self, device: DevicePool, host: HostPool) -> None:
+    def __init__(self, device: DevicePool, host: HostPool, *, writes: bool = True) -> None:
         if device.device.type != "cpu":
             raise PoolError(f"{device.component.name}: this mover needs a CPU pool")
         data: npt.NDArray[np.uint8] = host.data.numpy()
-        self.layers = host.layout.layers
+        self.layers, self.writes = host.layout.layers, writes
         self._views: list[_StripView] = []
         self._by_layer: dict[int, list[_StripView]] = {layer: [] for layer in self.layers}
         for strip, stack in zip(host.layout.strips, device.stacks, strict=True):
@@ -143,6 +150,7 @@ class PoolMover:
                 data[:, strip.offset :],
                 (len(strip.buffers), host.slots, strip.nbytes),
                 (strip.step, host.record_bytes, 1),
+                writeable=writes,
             )
             on_device: npt.NDArray[np.uint8] = stack.numpy()
             view = _StripView(on_device, on_host, _items(on_device), _items(on_host))
@@ -190,13 +198,19 @@ def _move(
 class StackMover:
     """Runs whole copy jobs between the pools of a stack on CPU, on the calling thread.
 
+    A backup leaves out the lanes that another rank writes; a load-back reads them all.
+
     Raises:
         PoolError: a device pool is not on CPU.
     """
 
     def __init__(self, stack: PoolStack) -> None:
         self._stack = stack
-        self._movers = [PoolMover(d, h) for d, h in zip(stack.device, stack.host, strict=False)]
+        every = [[PoolMover(x.device, x.host, writes=x.writes) for x in own] for own in stack.lanes]
+        self._movers = {
+            CopyKind.LOAD_BACK: every,
+            CopyKind.BACKUP: [[mover for mover in movers if mover.writes] for movers in every],
+        }
 
     def backup(self, job: CopyJob) -> verify.Verdict:
         """Copy all blocks, all layers, device to host; hash both sides if the job says so.
@@ -233,17 +247,14 @@ class StackMover:
         return verify.verify_load_back(self._stack, job) if job.verify else verify.Verdict()
 
     def _pairs(self, job: CopyJob) -> list[tuple[PoolMover, Pairing]]:
-        """One pairing per component: runs go on across the blocks of a path."""
+        """One pairing per component, for each lane: runs go on across the blocks of a path."""
         parts: dict[int, list[CopyBlock]] = {}
         for block in job.blocks:
             if len(block.src):
                 parts.setdefault(block.component, []).append(block)
-        return [
-            (
-                self._movers[component],
-                Pairing.of(
-                    np.concatenate([b.src for b in blocks]), np.concatenate([b.dst for b in blocks])
-                ),
-            )
-            for component, blocks in parts.items()
-        ]
+        pairs: list[tuple[PoolMover, Pairing]] = []
+        for component, blocks in parts.items():
+            src = np.concatenate([b.src for b in blocks])
+            pairing = Pairing.of(src, np.concatenate([b.dst for b in blocks]))
+            pairs += [(mover, pairing) for mover in self._movers[job.kind][component]]
+        return pairs

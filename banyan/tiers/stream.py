@@ -15,8 +15,7 @@ import torch
 
 from banyan.errors import CopyError, PoolError
 from banyan.pools.assembler import PoolStack
-from banyan.pools.device import DevicePool
-from banyan.pools.host import HostPool
+from banyan.pools.lanes import Lane
 from banyan.tiers import moves, staging, verify
 from banyan.tiers.ops import CopyBlock, CopyDone, CopyJob, CopyKind, CopyTicket, OpId
 from banyan.tiers.staging import LayerGroup, layer_groups
@@ -29,7 +28,7 @@ class _Running:
     Args:
         started, ended: timing events on the copy stream.
         ready: by layer, the event after which its bytes are in place.
-        before: device digests of a verified backup, by block.
+        before: device digests of a verified backup, by block and lane.
     """
 
     job: CopyJob
@@ -163,29 +162,26 @@ class StreamCopyEngine:
         running.started.record(self._stream)
         if job.kind is CopyKind.BACKUP:
             for block in job.blocks:
-                device, host = self._pools(block)
-                for src, dst in staging.chunks(block.src, block.dst, device.record_bytes):
-                    staging.backup_records(device, host, src, dst)
+                for lane in self._stack.written_lanes(block.component):
+                    for src, dst in staging.chunks(block.src, block.dst, lane.host.record_bytes):
+                        staging.backup_records(lane.device, lane.host, src, dst)
         else:
             self._load_back(running)
         running.ended.record(self._stream)
 
     def _load_back(self, running: _Running) -> None:
         """Enqueue groups in layer order; a layer's event follows the last of its groups."""
-        pieces: list[tuple[CopyBlock, LayerGroup]] = []
+        pieces: list[tuple[CopyBlock, Lane, LayerGroup]] = []
         for block in running.job.blocks:
-            layout = self._stack.host[block.component].layout
-            pieces += [(block, g) for g in layer_groups(layout, staging.PIECE_BYTES)]
-        for block, group in sorted(pieces, key=lambda piece: piece[1].layers[0]):
-            device, host = self._pools(block)
+            for lane in self._stack.lanes[block.component]:
+                groups = layer_groups(lane.host.layout, staging.PIECE_BYTES)
+                pieces += [(block, lane, group) for group in groups]
+        for block, lane, group in sorted(pieces, key=lambda piece: piece[2].layers[0]):
             for src, dst in staging.chunks(block.src, block.dst, group.nbytes):
-                staging.load_group(device, host, group, src, dst)
+                staging.load_group(lane.device, lane.host, group, src, dst)
             reached = torch.cuda.Event()  # type: ignore[no-untyped-call]
             reached.record(self._stream)
             running.ready.update(dict.fromkeys(group.layers, reached))
-
-    def _pools(self, block: CopyBlock) -> tuple[DevicePool, HostPool]:
-        return self._stack.device[block.component], self._stack.host[block.component]
 
     def _fail(self, running: _Running, reason: str) -> None:
         running.settled, running.failure = True, reason
@@ -199,9 +195,10 @@ def require_cuda(stack: PoolStack) -> None:
     Raises:
         PoolError: a device pool is not on CUDA, or a host pool is not pinned.
     """
-    for device, host in zip(stack.device, stack.host, strict=False):
-        if device.device.type != "cuda" or not (host.data.is_pinned() or not host.nbytes):
-            raise PoolError(f"{device.component.name}: needs CUDA and pinned host memory")
+    for lane in (lane for lanes in stack.lanes for lane in lanes):
+        pinned = lane.host.data.is_pinned() or not lane.host.nbytes
+        if lane.device.device.type != "cuda" or not pinned:
+            raise PoolError(f"{lane.host.component.name}: needs CUDA and pinned host memory")
 
 
 def _timer() -> torch.cuda.Event:

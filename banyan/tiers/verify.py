@@ -16,7 +16,8 @@ import numpy.typing as npt
 from banyan.pools.assembler import PoolStack
 from banyan.pools.device import DevicePool
 from banyan.pools.host import HostPool
-from banyan.tiers.ops import CopyJob, Slots
+from banyan.pools.lanes import Lane
+from banyan.tiers.ops import CopyBlock, CopyJob, Slots
 
 _HASH_BYTES = 8 << 20
 """Device bytes gathered at a time for hashing: bounds the temporary copy."""
@@ -42,23 +43,26 @@ def host_digests(pool: HostPool, slots: Slots) -> list[bytes]:
 
 
 def source_digests(stack: PoolStack, job: CopyJob) -> list[list[bytes]]:
-    """Digests a verified backup takes on device before any byte moves, by block."""
-    return [device_digests(stack.device[b.component], b.src) for b in job.blocks]
+    """Digests a verified backup takes on device before any byte moves, by block and lane."""
+    return [device_digests(lane.device, b.src) for b, lane in _lane_blocks(stack, job)]
 
 
 def verify_backup(stack: PoolStack, job: CopyJob, before: list[list[bytes]]) -> Verdict:
     """Hash the host records just written, compare with `before`, and keep the equal ones.
 
+    A record that another rank writes may not be there yet, so nothing is compared: `before` is kept
+    as it is, and a load-back finds out whether all ranks had the same bytes.
+
     Mutates: `digests` of the host pools, at the job's slots: None where the record differs.
     """
     verified = mismatched = 0
-    for block, expected in zip(job.blocks, before, strict=True):
-        pool = stack.host[block.component]
-        found = host_digests(pool, block.dst)
+    for (block, lane), expected in zip(_lane_blocks(stack, job), before, strict=True):
+        digests = lane.host.digests
+        found = host_digests(lane.host, block.dst) if lane.writes else expected
         for slot, want, have in zip(block.dst.tolist(), expected, found, strict=True):
-            pool.digests[slot] = have if have == want else None
+            digests[slot] = have if have == want else None
             mismatched += have != want
-        verified += len(found)
+        verified += len(found) if lane.writes else 0
     return Verdict(verified, mismatched)
 
 
@@ -68,24 +72,32 @@ def verify_load_back(stack: PoolStack, job: CopyJob) -> Verdict:
     A record backed up without verify has no digest; its host bytes are hashed now instead.
     """
     verified = mismatched = 0
-    for block in job.blocks:
-        host = stack.host[block.component]
-        found = device_digests(stack.device[block.component], block.dst)
-        for index, have in enumerate(found):
-            want = host.digests[int(block.src[index])]
-            if want is None:
-                want = host_digests(host, block.src[index : index + 1])[0]
-            mismatched += have != want
+    for block, lane in _lane_blocks(stack, job):
+        found = device_digests(lane.device, block.dst)
+        wanted = _kept_digests(lane.host, block.src)
+        mismatched += sum(have != want for have, want in zip(found, wanted, strict=True))
         verified += len(found)
     return Verdict(verified, mismatched)
 
 
 def forget_digests(stack: PoolStack, job: CopyJob) -> None:
     """Drop the digests of host slots about to be overwritten: they describe older bytes."""
-    for block in job.blocks:
-        digests = stack.host[block.component].digests
+    for block, lane in _lane_blocks(stack, job):
+        digests = lane.host.digests
         for slot in block.dst.tolist():
             digests[slot] = None
+
+
+def _lane_blocks(stack: PoolStack, job: CopyJob) -> Iterator[tuple[CopyBlock, Lane]]:
+    """The job's records: each block, once per lane of its component."""
+    return ((b, lane) for b in job.blocks for lane in stack.lanes[b.component])
+
+
+def _kept_digests(pool: HostPool, slots: Slots) -> Iterator[bytes]:
+    """The digest of each slot's backup, or of its host bytes now where there is none."""
+    for index, slot in enumerate(slots.tolist()):
+        kept = pool.digests[slot]
+        yield host_digests(pool, slots[index : index + 1])[0] if kept is None else kept
 
 
 def _parts(pool: DevicePool, slots: Slots) -> Iterator[Slots]:

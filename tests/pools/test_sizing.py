@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from banyan.pools.assembler import assemble
 from banyan.pools.plan import reach_pages
 from banyan.pools.sizing import BYTELESS_TOKENS, plan_sizes
 from banyan.spec import Buffer, CacheSpec, Component, Full, Point, Window
+from tests.support.node import node_stacks, sharing_ranks
 from tests.support.stacks import byteless_spec, hybrid_spec
 
 DTYPES = st.sampled_from(["float32", "bfloat16", "uint8"])
@@ -37,7 +39,9 @@ def specs(draw: st.DrawFn) -> CacheSpec:
     def buffers(layers: range) -> tuple[Buffer, ...]:
         shape = tuple(draw(st.lists(st.integers(1, 9), min_size=1, max_size=2)))
         dtype = draw(DTYPES)
-        return tuple(Buffer("k", layer, shape, dtype) for layer in layers)
+        return tuple(
+            Buffer("k", layer, shape, dtype, replicated=draw(st.booleans())) for layer in layers
+        )
 
     parts = [Component("full", Full(), buffers(range(draw(st.integers(0, 3)))))]
     for index in range(draw(st.integers(0, 2))):
@@ -181,6 +185,7 @@ def test_a_split_is_obeyed_and_bounded(
         ({"max_running": 0}, "--max-running"),
         ({"chunk": 0}, "--chunk"),
         ({"state_interval": 0}, "--state-interval"),
+        ({"ranks": 0}, "--tp"),
         ({"device_split": {"ful": 0.5}}, "--device-split"),
         ({"device_split": {"full": 0.0}}, "--device-split"),
         ({"device_split": {"full": 1.5}}, "--device-split"),
@@ -270,3 +275,83 @@ def test_no_host_bytes_means_no_host_tier() -> None:
 def test_reach_pages_counts_the_pages_before_the_boundary() -> None:
     assert [reach_pages(Window(w), 4) for w in (2, 5, 6, 9, 10)] == [1, 1, 2, 2, 3]
     assert reach_pages(Full(), 4) == reach_pages(Point(), 4) == 0
+
+
+def divided(spec: CacheSpec, ranks: int, replicated: set[str]) -> CacheSpec:
+    """What each of `ranks` keeps of a spec: equal buffers where named, else a shard of the first
+    dimension."""
+
+    def of_rank(buffer: Buffer) -> Buffer:
+        if buffer.name in replicated:
+            return replace(buffer, replicated=True)
+        return replace(buffer, shape=(buffer.shape[0] // ranks, *buffer.shape[1:]))
+
+    parts = (replace(c, buffers=tuple(map(of_rank, c.buffers))) for c in spec.components)
+    return CacheSpec(tuple(parts), spec.page_size)
+
+
+def three_reaches() -> CacheSpec:
+    kv = tuple(Buffer(n, layer, (16, 4)) for layer in (0, 3) for n in ("k", "v"))
+    index = tuple(Buffer("index", layer, (24,), "uint8") for layer in (0, 3))
+    window = tuple(Buffer(n, 1, (8, 5), "bfloat16") for n in ("k", "v"))
+    state = (Buffer("conv", 2, (16, 3)), Buffer("recurrent", 2, (8, 40)))
+    return CacheSpec(
+        (
+            Component("full", Full(), (*kv, *index)),
+            Component("window", Window(40), window),
+            Component("state", Point(), state),
+        ),
+        8,
+    )
+
+
+REPLICATED: list[set[str]] = [set(), {"index"}, {"conv", "recurrent"}, {"index", "recurrent"}]
+
+
+@pytest.mark.parametrize("replicated", REPLICATED, ids=str)
+@pytest.mark.parametrize("budget", [150_000, 1 << 20, (1 << 22) + 7])
+def test_the_bytes_of_all_ranks_are_within_the_budget_of_the_node(
+    replicated: set[str], budget: int
+) -> None:
+    """C128, INV-22: eight ranks' pools, and their shared memory, as allocated."""
+    ranks = 8
+    spec = divided(three_reaches(), ranks, replicated)
+    sizes = plan(spec, host_bytes=budget, ranks=ranks)
+    with sharing_ranks(ranks) as shares:
+        stacks = node_stacks(spec, sizes, shares)
+        private = [x.host.nbytes for s in stacks for own in s.lanes for x in own if not x.shared]
+        spent = sum(private) + shares[0].nbytes
+    assert spent == sizes.host_bytes
+    assert 0.98 * budget < spent <= budget
+    assert sum(s.host_bytes for s in stacks) <= spent
+    for stack in stacks:
+        assert stack.device_bytes == sizes.device_bytes <= 4 << 20
+
+
+def test_what_is_replicated_is_counted_once() -> None:
+    """A slot costs each rank's own bytes, and the bytes equal on all once."""
+    spec = divided(three_reaches(), 8, {"index", "conv", "recurrent"})
+    full, window, state = plan(spec, ranks=8).host
+    own = 8 * 2 * 2 * (2 * 4 * 4)  # tokens, layers, K and V, two heads of 4 float32
+    assert full.slot_bytes == 8 * own + 8 * 2 * 24
+    assert window.slot_bytes == 8 * window.record_bytes
+    assert state.slot_bytes == state.record_bytes
+    assert plan(spec, ranks=1).host[2].slot_bytes == state.record_bytes
+
+
+@settings(max_examples=80, deadline=None)
+@given(specs(), OPTIONS, st.integers(2, 16))
+def test_the_sum_over_ranks_never_exceeds_the_budget(
+    spec: CacheSpec, options: dict[str, Any], ranks: int
+) -> None:
+    """INV-22, for any spec and any buffers replicated."""
+    try:
+        sizes = plan_sizes(spec, **options, ranks=ranks)
+    except ConfigError:
+        return
+    page, spent = spec.page_size, 0
+    for part, size in zip(spec.components, sizes.host, strict=False):
+        equal = part.only(replicated=True).record_bytes(page)
+        spent += size.slots * (ranks * (part.record_bytes(page) - equal) + equal)
+    assert spent <= sizes.host_bytes <= options["host_bytes"]
+    assert sizes.device == plan_sizes(spec, **options).device

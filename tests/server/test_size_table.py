@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console, RenderableType
 
 from banyan.engine.inspect import Capacity, Inspection, component_rows, whole_model
+from banyan.pools.plan import SizeRow
 from banyan.pools.sizing import plan_sizes
 from banyan.server.tables import component_table, inspection, size_table, size_text
 from banyan.spec import Buffer, CacheSpec, Component, Full, Point, Window
@@ -22,7 +23,7 @@ SPEC = CacheSpec(
 )
 
 
-def lines(host_bytes: int) -> list[str]:
+def size_rows(host_bytes: int, ranks: int = 1) -> list[SizeRow]:
     plan = plan_sizes(
         SPEC,
         device_bytes=1 << 32,
@@ -30,8 +31,13 @@ def lines(host_bytes: int) -> list[str]:
         max_running=16,
         chunk=512,
         state_interval=None,
+        ranks=ranks,
     )
-    return printed(size_table([asdict(row) for row in plan.table_rows()]))
+    return plan.table_rows()
+
+
+def lines(host_bytes: int, ranks: int = 1) -> list[str]:
+    return printed(size_table([asdict(row) for row in size_rows(host_bytes, ranks)]))
 
 
 def printed(*parts: RenderableType) -> list[str]:
@@ -59,6 +65,19 @@ def test_a_row_per_tier_and_component() -> None:
 
 def test_without_a_host_tier_it_says_how_to_get_one() -> None:
     assert "no host tier; give --host-bytes" in "".join(lines(0))
+
+
+def test_host_bytes_are_those_of_all_ranks() -> None:
+    """The budget is the node's, so the slots of a rank are a quarter and the bytes are the same."""
+    one, four = ([r for r in size_rows(1 << 33, n) if r.tier == "host"] for n in (1, 4))
+    assert "ranks" not in " ".join(lines(1 << 33))
+    said = words(lines(1 << 33, ranks=4))
+    assert "device: each of 4 ranks; host: all of them together" in " ".join(said)
+    for alone, row in zip(one, four, strict=True):
+        assert row.slots == pytest.approx(alone.slots / 4, rel=0.01)
+        assert row.bytes == pytest.approx(alone.bytes, rel=0.01)
+        shown = [line for line in said if line.startswith(f"host {row.component} ")]
+        assert [size_text(row.bytes) in line for line in shown] == [True]
 
 
 def test_what_is_cached_has_reach_and_bytes() -> None:
