@@ -25,6 +25,7 @@ from banyan.engine.gguf_files import (
     read_gguf_tokenizer,
 )
 from banyan.engine.presets import PRESETS, build_preset, build_tokenizer
+from banyan.engine.sharding import shard
 from banyan.engine.sources import CONFIG, MODEL, TOKENIZER, Source, find_source
 from banyan.errors import ConfigError
 
@@ -96,10 +97,38 @@ def longest_input(config: Any) -> int:
     return DEFAULT_LENGTH
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a model is to run: on a device, whole or as one rank's part."""
+
+    device: torch.device
+    ranks: int = 1
+    rank: int = 0
+
+    def put(self, model: Any) -> Any:
+        """Move `model` there, in eval mode.
+
+        Raises:
+            ConfigError: it cannot be divided between so many ranks.
+        """
+        model.eval()
+        if self.ranks == 1:
+            return model.to(self.device)
+        return shard(model, self.ranks, self.rank, self.device)
+
+
 def load_model(
-    name_or_path: str, *, dtype: str = "float32", device: str | torch.device = "cpu"
+    name_or_path: str,
+    *,
+    dtype: str = "float32",
+    device: str | torch.device = "cpu",
+    ranks: int = 1,
+    rank: int = 0,
 ) -> LoadedModel:
     """Load a preset by name, a folder or a GGUF file by path, or either from the hub.
+
+    With several ranks every one of them calls this, and gets its part of the same model: with the
+    weights and the fingerprint of the whole one.
 
     Args:
         name_or_path: `tiny-full`; `./folder` with config.json, *.safetensors and a tokenizer, or
@@ -107,16 +136,20 @@ def load_model(
             local hub cache, else online).
         dtype: a key of `DTYPES`, or `auto` for the one the model was saved in (of a GGUF file with
             quantized weights: float32).
-        device: where to run it.
+        device: where to run it; `cuda` is the process's current device.
+        ranks: processes that the model is divided between; `torch.distributed` is initialised.
+        rank: of this process.
 
     Raises:
         ConfigError: unknown name, incomplete folder, unreachable hub, bad dtype or device, an
-            architecture that transformers does not know or does not read from GGUF.
+            architecture that transformers does not know or does not read from GGUF, a model that
+            cannot be divided between `ranks`.
 
     Cost: reads all weights twice. A GGUF file is unpacked to `dtype`, so it takes the memory of the
-    unpacked model, and a vocabulary of 262,144 tokens takes a minute to parse.
+    unpacked model, and a vocabulary of 262,144 tokens takes a minute to parse. With several ranks,
+    each holds the whole model in the machine's memory until it has taken its part.
     """
-    wanted, place = _dtype(dtype), _device(device)
+    wanted, place = _dtype(dtype), _Place(_device(device), ranks, rank)
     if name_or_path in PRESETS:
         return _load_preset(name_or_path, wanted or torch.float32, place)
     source = find_source(name_or_path, MODEL)
@@ -170,17 +203,17 @@ def _loaded_config(config: Any, name: str, wanted: torch.dtype | None) -> Loaded
     return LoadedConfig(text, name)
 
 
-def _load_preset(name: str, dtype: torch.dtype, device: torch.device) -> LoadedModel:
+def _load_preset(name: str, dtype: torch.dtype, place: _Place) -> LoadedModel:
     model = build_preset(name).to(dtype)
     model.config.dtype = dtype
     digest = xxhash.xxh3_128(f"{name} {dtype}".encode())
     for key, tensor in sorted(model.state_dict().items()):
         digest.update(key.encode())
         digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy())
-    return _loaded(model.to(device), build_tokenizer(), name, digest.hexdigest())
+    return _loaded(place.put(model), build_tokenizer(), name, digest.hexdigest())
 
 
-def _load_folder(source: Source, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def _load_folder(source: Source, dtype: torch.dtype | None, place: _Place) -> LoadedModel:
     from transformers import AutoModelForCausalLM
 
     tokenizer = _folder_tokenizer(source)
@@ -192,16 +225,16 @@ def _load_folder(source: Source, dtype: torch.dtype | None, device: torch.device
         raise _folder_refusal(source, error) from error
     files = [source.folder / "config.json", *sorted(source.folder.glob("*.safetensors"))]
     fingerprint = _digest(files, f"{model.dtype}")
-    return _loaded(model.eval().to(device), tokenizer, source.name, fingerprint)
+    return _loaded(place.put(model), tokenizer, source.name, fingerprint)
 
 
-def _load_gguf(source: Source, dtype: torch.dtype | None, device: torch.device) -> LoadedModel:
+def _load_gguf(source: Source, dtype: torch.dtype | None, place: _Place) -> LoadedModel:
     metadata = check_gguf(source)
     model = read_gguf_model(source, dtype or own_dtype(metadata))
     tokenizer = read_gguf_tokenizer(source)
     fingerprint = _digest([source.place], f"{model.dtype}")
     more_eos = end_of_turn(metadata)
-    return _loaded(model.eval().to(device), tokenizer, source.name, fingerprint, more_eos)
+    return _loaded(place.put(model), tokenizer, source.name, fingerprint, more_eos)
 
 
 def _folder_tokenizer(source: Source) -> Any:

@@ -50,8 +50,8 @@ def check_continuation(cache: PrefixCache, runner: Any, vocab_size: int, dtype: 
     pieces = _logits(cache, runner, tokens, _PIECES)
     if whole is None or pieces is None:
         return
-    difference = _distance(whole, pieces)
-    limit = _LIMITS.get(dtype, _HALF_LIMIT)
+    difference = distance(whole, pieces)
+    limit = rounding_limit(dtype)
     if not difference <= limit:  # also when it is not a number
         raise SpecError(
             f"this model's answer changes by {difference:.2g} standard deviations of its logits "
@@ -86,16 +86,30 @@ def batches_alike(cache: PrefixCache, runner: Any, vocab_size: int, dtype: str) 
     finally:
         for lease in leases:
             cache.release(lease)
-    limit = _LIMITS.get(dtype, _HALF_LIMIT)
+    limit = rounding_limit(dtype)
     return all(
-        one is not None and _distance(one, other) <= limit
+        one is not None and distance(one, other) <= limit
         for one, other in zip(alone, beside, strict=True)
     )
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    """Largest difference of a logit, in standard deviations of the logits."""
+def rounding_limit(dtype: str) -> float:
+    """The largest `distance` that rounding alone makes, with activations of this dtype."""
+    return _LIMITS.get(dtype, _HALF_LIMIT)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference of a logit, in standard deviations of the logits.
+
+    Args:
+        one, other: float[vocabulary] on the same device.
+    """
     return float((one - other).abs().max()) / (float(one.std()) or 1.0)
+
+
+def fixed_tokens(vocab_size: int, count: int) -> list[int]:
+    """The same tokens every time and on every rank, for a trial run."""
+    return [int(t) for t in np.random.default_rng(2).integers(0, vocab_size, count)]
 
 
 def _logits(
