@@ -9,8 +9,9 @@ a lease names. Called from one thread, the scheduler's.
 from __future__ import annotations
 
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -24,6 +25,7 @@ from banyan.pools.assembler import PoolStack
 from banyan.rolling import Rolling
 from banyan.spec import CacheSpec
 from banyan.tiers.controller import Controller, Shortage, TierOptions, WritePolicy
+from banyan.tiers.journal import Journal, Mutation
 from banyan.tiers.operation import NO_SLOTS
 from banyan.tiers.ops import CopyEngine, Slots
 from banyan.tree import ROOT_NAMESPACE, Mark, Match, Node, Offer, Policy, Tier, Tree
@@ -49,6 +51,9 @@ class PrefixCache:
         options: write policy, threshold, verification.
         policy: order of eviction, LRU by default.
         clock: seconds, monotonic; only used to weigh and to time out transfers.
+        journal: where every operation is written down, when there are ranks to compare.
+        record_bytes: bytes of a slot by component, to weigh copies with; the stack's own, unless
+            ranks differ in theirs and have agreed on others.
     """
 
     def __init__(
@@ -58,7 +63,10 @@ class PrefixCache:
         options: TierOptions | None = None,
         policy: Policy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        journal: Journal | None = None,
+        record_bytes: Sequence[int] | None = None,
     ) -> None:
+        self.journal = journal
         self.spec: CacheSpec = stack.spec
         self.stack = stack
         self.options = options or TierOptions()
@@ -68,10 +76,11 @@ class PrefixCache:
         self.controller = Controller(
             self.tree,
             (stack.device_slots, stack.host_slots),
-            [c.record_bytes(self.page_size) for c in self.spec.components],
+            record_bytes or [c.record_bytes(self.page_size) for c in self.spec.components],
             engine,
             clock,
             self.options,
+            journal,
         )
         self.leases: set[Lease] = set()
         self.counts: Counter[str] = Counter()
@@ -130,6 +139,8 @@ class PrefixCache:
         lease.priority, lease.publish = priority, publish
         self.rolling.granted(lease, match)
         self.leases.add(lease)
+        if self.journal is not None:
+            self.journal.note(Mutation.ACQUIRE, lease.boundary, lease.device_len, lease.present)
         return lease
 
     # ---- allocate and advance --------------------------------------------------------------------
@@ -286,6 +297,10 @@ class PrefixCache:
         for c, slots in done.duplicates:
             self.stack.device_slots[c].free(slots)
             self.counts["duplicate_slots"] += len(slots)
+        if self.journal is not None:
+            sums = (int(slots.sum()) for _, _, slots in done.repoint)
+            new = zlib.crc32(key[node.end * TOKEN_BYTES : stop * TOKEN_BYTES])
+            self.journal.note(Mutation.COMMIT, node.end, stop, new, *sorted(done.taken), *sums)
         self._move(lease, done.node, states, done.taken)
         self._keep(lease, done.node, mark, states)
 
@@ -356,6 +371,8 @@ class PrefixCache:
         if lease not in self.leases:
             raise LeaseError("this lease was released before, or belongs to another cache")
         self.leases.remove(lease)
+        if self.journal is not None:
+            self.journal.note(Mutation.RELEASE, lease.length, lease.node.end)
         lease.released = True
         for c in self._paged:
             self.stack.device_slots[c].free(lease.pages(c).owned)

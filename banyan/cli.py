@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -112,6 +113,11 @@ def _default(name: str) -> str:
 def _serve(config: Path | None, **given: Any) -> None:
     """Serve a model over HTTP, in the shape of the OpenAI API."""
     options = load_options(given, config)
+    if int(os.environ.get("RANK") or 0):  # one of the ranks that torchrun or the like has started
+        from banyan.engine.build import follow_if_told
+
+        follow_if_told(options)
+        return
     from banyan.server.serve import serve
 
     serve(options)
@@ -188,6 +194,18 @@ def _bench(context: typer.Context) -> None:
     from banyan.bench.cli import app as bench_app
 
     raise typer.Exit(_run(bench_app, context.args or ["--help"], "banyan bench"))
+
+
+@app.command(
+    "soak",
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def _soak(context: typer.Context) -> None:
+    """Run the real engine under load with a model that proves every byte it reads."""
+    from banyan.soak.cli import app as soak_app
+
+    raise typer.Exit(_run(soak_app, context.args, "banyan soak"))
 
 
 def _run(commands: typer.Typer, words: list[str], name: str) -> int:

@@ -41,12 +41,14 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Port to listen on; 0 takes a free one."""
     page_size: int = 16
     """Tokens per page, the unit of reuse."""
+    tp: int = 1
+    """Tensor-parallel ranks, each a process with its part of the model and of every pool."""
     device_bytes: int = 1 << 30
-    """Bytes for all device pools together, such as 512MiB or 2GiB."""
+    """Bytes for all device pools of a rank together, such as 512MiB or 2GiB."""
     host_bytes: int | None = None
-    """Bytes for all host pools together; without this and --host-ratio there is no host tier."""
+    """Bytes for all host pools of all ranks; without it and --host-ratio there is no host tier."""
     host_ratio: float | None = None
-    """Size of the host tier as a multiple of --device-bytes, instead of --host-bytes."""
+    """Size of the host tier as a multiple of all ranks' device pools, instead of --host-bytes."""
     write_policy: WritePolicyName | None = None
     """When device data is copied to host; write_through where there is a host tier."""
     evict_policy: EvictPolicyName = "lru"
@@ -82,7 +84,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     def host_total(self) -> int:
         """Bytes of the host tier, from either option; 0 when there is none."""
         if self.host_ratio is not None:
-            return int(self.host_ratio * self.device_bytes)
+            return int(self.host_ratio * self.device_bytes * self.tp)
         return self.host_bytes or 0
 
     @property
@@ -255,6 +257,7 @@ def _doc_as_fix(name: str) -> str:
 def _check_ranges(options: ServeOptions) -> None:
     smallest = {
         "page_size": 1,
+        "tp": 1,
         "device_bytes": _MIN_TIER_BYTES,
         "chunk": 1,
         "max_running": 1,

@@ -20,6 +20,7 @@ LAYERS = (
     ("spec",),
     ("tree", "pools"),
     ("tiers",),
+    ("ranks",),
     ("lease",),
     ("rolling", "grants"),
     ("cache", "audit"),
@@ -27,6 +28,7 @@ LAYERS = (
     ("engine",),
     ("server",),
     ("bench",),
+    ("soak",),
     ("integrations",),
     ("cli", "__main__"),
 )
@@ -34,7 +36,14 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 APART = {("tree", "pools"), ("pools", "tree")}
 """On one layer, and still not to know of each other."""
 
-DETERMINISTIC = ("tree", "tiers/controller.py", "tiers/operation.py", "engine/cutpoints.py")
+DETERMINISTIC = (
+    "tree",
+    "tiers/controller.py",
+    "tiers/operation.py",
+    "tiers/journal.py",
+    "ranks.py",
+    "engine/cutpoints.py",
+)
 """What gets its clock, threads and randomness through the constructor, or needs none."""
 FORBIDDEN = {"time", "random", "threading", "os", "asyncio", "queue", "datetime", "secrets"}
 

@@ -50,6 +50,10 @@ HostBytes = Annotated[
         rich_help_panel=_SERVER,
     ),
 ]
+Tp = Annotated[
+    int | None,
+    typer.Option(help="Tensor-parallel ranks, each a process.", rich_help_panel=_SERVER),
+]
 ServeArg = Annotated[
     list[str] | None,
     typer.Option(
@@ -133,6 +137,7 @@ def shared_prefix(
     ] = None,
     model: Model = None,
     url: Url = None,
+    tp: Tp = None,
     page_size: PageSize = None,
     device_bytes: DeviceBytes = None,
     host_bytes: HostBytes = None,
@@ -159,7 +164,7 @@ def shared_prefix(
         fresh_questions=fresh_questions,
         seed=seed,
     )
-    given = _given(page_size, device_bytes, host_bytes, serve_arg)
+    given = _given(tp, page_size, device_bytes, host_bytes, serve_arg)
     pace = Pace(request_rate, concurrency, seed)
     common = _Common(model, url, given, compare, text, vocab_size, pace, json, png)
     if device_groups is not None:
@@ -176,6 +181,7 @@ def multi_turn(
     output: Annotated[int, typer.Option(help="Tokens of each answer, exactly.")] = 64,
     model: Model = None,
     url: Url = None,
+    tp: Tp = None,
     page_size: PageSize = None,
     device_bytes: DeviceBytes = None,
     host_bytes: HostBytes = None,
@@ -200,13 +206,14 @@ def multi_turn(
         shuffle=shuffle,
         seed=seed,
     )
-    given = _given(page_size, device_bytes, host_bytes, serve_arg)
+    given = _given(tp, page_size, device_bytes, host_bytes, serve_arg)
     pace = Pace(request_rate, concurrency, seed)
     common = _Common(model, url, given, compare, text, vocab_size, pace, json, png)
     raise typer.Exit(_bench("multi-turn", workload, common))
 
 
 def _given(
+    tp: int | None,
     page_size: int | None,
     device_bytes: str | None,
     host_bytes: str | None,
@@ -215,6 +222,7 @@ def _given(
     """The server options that were given, by field of `ServeOptions`."""
     given = parse_serve_args(serve_arg or ())
     named = {
+        "tp": tp,
         "page_size": page_size,
         "device_bytes": device_bytes and parse_bytes(device_bytes, "--device-bytes"),
         "host_bytes": host_bytes and parse_bytes(host_bytes, "--host-bytes"),

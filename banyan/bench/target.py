@@ -6,6 +6,7 @@ Knows the server's options; knows no workload.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -121,7 +122,8 @@ def device_bytes_for(tokens: int, config: Any, options: ServeOptions) -> int:
     """A `--device-bytes` whose automatic split just gives `tokens` tokens of `Full` data.
 
     Args:
-        config: the model's transformers config.
+        config: the model's transformers config. With several ranks, each is taken to keep an equal
+            share of the attention heads and all of everything else.
         options: everything else that sizing depends on.
 
     Returns:
@@ -130,6 +132,7 @@ def device_bytes_for(tokens: int, config: Any, options: ServeOptions) -> int:
     Raises:
         ConfigError: no size up to a terabyte is enough.
     """
+    config = _share_of(config, options.tp)
     spec = CacheSpec.from_config(config, options.page_size, options.resolved_dtype)
     pages = -(-tokens // options.page_size)
     low, high = 0, 1 << 40
@@ -143,6 +146,19 @@ def device_bytes_for(tokens: int, config: Any, options: ServeOptions) -> int:
         else:
             low = middle
     return high
+
+
+def _share_of(config: Any, ranks: int) -> Any:
+    """The config of a model with one rank's attention heads, and the same size of each."""
+    if ranks == 1:
+        return config
+    share = copy.deepcopy(config)
+    query = int(config.num_attention_heads)
+    share.head_dim = getattr(config, "head_dim", None) or config.hidden_size // query
+    share.num_attention_heads = query // ranks
+    if getattr(config, "num_key_value_heads", None):
+        share.num_key_value_heads = max(1, config.num_key_value_heads // ranks)
+    return share
 
 
 def _holds(spec: CacheSpec, options: ServeOptions, pages: int, device_bytes: int) -> bool:

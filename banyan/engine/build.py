@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 
+import msgspec
 import torch
 
 from banyan.cache import PrefixCache
@@ -18,6 +19,10 @@ from banyan.engine.core import EngineCore, Limits
 from banyan.engine.cutpoints import DEFAULT_CHECKPOINTS
 from banyan.engine.inspect import component_rows
 from banyan.engine.models import LoadedModel, load_model
+from banyan.engine.parallel import mark_replicated, replicated_buffers
+from banyan.engine.ports import Model
+from banyan.engine.rank_process import follow_from_environment, lead
+from banyan.engine.ranked import RankContext, RankedCore
 from banyan.engine.runner import Runner
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.engine.selftest import batches_alike, check_continuation
@@ -38,16 +43,44 @@ log = logging.getLogger("banyan.engine")
 
 Clock = Callable[[], float]
 
+RANK_BUILD = "banyan.engine.build:build_rank"
+
+
+def build_engine(options: ServeOptions) -> EngineCore | RankedCore:
+    """The engine that `options` ask for, on as many ranks. Raises as `build_core` and `lead`."""
+    if options.tp == 1:
+        return build_core(options)
+    return lead(RANK_BUILD, msgspec.json.encode(options), options.tp, device=options.device)
+
+
+def follow_if_told(options: ServeOptions) -> bool:
+    """Be a rank that follows, where the environment says so; see `follow_from_environment`."""
+    given = msgspec.json.encode(options)
+    return follow_from_environment(RANK_BUILD, given, options.tp, options.device)
+
+
+def build_rank(options: bytes, ranks: RankContext) -> EngineCore:
+    """One rank of an engine: what `lead` has every rank call.
+
+    Args:
+        options: of `ServeOptions`, JSON.
+    """
+    return build_core(msgspec.json.decode(options, type=ServeOptions), ranks=ranks)
+
 
 def build_core(
-    options: ServeOptions, loaded: LoadedModel | None = None, clock: Clock = time.monotonic
+    options: ServeOptions,
+    loaded: LoadedModel | None = None,
+    clock: Clock = time.monotonic,
+    ranks: RankContext | None = None,
 ) -> EngineCore:
-    """An engine ready for requests.
+    """An engine ready for requests, or this process's rank of one.
 
     Args:
         options: validated.
         loaded: the model, if it is loaded already; else `options.model` is.
-        clock: seconds, monotonic.
+        clock: seconds, monotonic; with ranks theirs is used.
+        ranks: this process's place among the ranks; None when there is one.
 
     Raises:
         ConfigError: an unknown model, or byte budgets too small for it.
@@ -56,19 +89,24 @@ def build_core(
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     loaded = loaded or load_model(
-        options.model, dtype=options.resolved_dtype or "auto", device=options.device
+        options.model,
+        dtype=options.resolved_dtype or "auto",
+        device=options.device,
+        ranks=options.tp,
+        rank=ranks.rank if ranks else 0,
     )
+    if ranks is not None:
+        ranks.fabric.wait_for_all("loaded")
+        clock = ranks.clock
     spec = CacheSpec.from_layers(observe_model(loaded.model), options.page_size)
-    plan = plan_sizes(
-        spec,
-        device_bytes=options.device_bytes,
-        host_bytes=options.host_total,
-        max_running=options.max_running,
-        chunk=options.chunk,
-        state_interval=options.state_interval,
-    )
-    stack = assemble(spec, plan, device=options.device)
-    cache = _build_cache(options, stack, clock)
+    if ranks is not None:
+        same = replicated_buffers(loaded.model, spec, ranks.fabric.gather)
+        spec = mark_replicated(spec, same)
+    plan = _plan(options, spec, ranks)
+    pin = options.device == "cuda"
+    shared = ranks.sharing(pin) if ranks is not None and plan.host else None
+    stack = assemble(spec, plan, device=options.device, shared=shared)
+    cache = _build_cache(options, stack, clock, ranks)
     runner = Runner(loaded.model, spec, stack)
     vocab_size = int(loaded.config.vocab_size)
     check_continuation(cache, runner, vocab_size, loaded.dtype)
@@ -77,7 +115,9 @@ def build_core(
         pool.reset()  # and pages in ascending slots are read without a copy
     if not runner.batches:
         log.warning("this model ignores the positions it is given: it decodes one by one")
-    model = ServedModel(runner, loaded.tokenizer, options.seed)
+    model: Model = ServedModel(runner, loaded.tokenizer, options.seed)
+    if ranks is not None:
+        model = ranks.model(model)
     scheduler = Scheduler(
         cache,
         model,
@@ -92,6 +132,7 @@ def build_core(
         ),
         clock,
         torch.cuda.synchronize if options.device == "cuda" else lambda: None,
+        None if ranks is None else ranks.pace,
     )
     limits = Limits(
         vocab_size=int(loaded.config.vocab_size),
@@ -102,18 +143,40 @@ def build_core(
     return EngineCore(scheduler, cache, limits, _info(options, loaded, spec, plan))
 
 
-def _build_cache(options: ServeOptions, stack: PoolStack, clock: Clock) -> PrefixCache:
+def _plan(options: ServeOptions, spec: CacheSpec, ranks: RankContext | None) -> SizePlan:
+    """Slots for every pool; with ranks, those of the rank that has room for the fewest."""
+    local = 1 if ranks is None else len(ranks.find_node())
+    plan = plan_sizes(
+        spec,
+        device_bytes=options.device_bytes,
+        host_bytes=options.host_total * local // options.tp,
+        max_running=options.max_running,
+        chunk=options.chunk,
+        state_interval=options.state_interval,
+        ranks=local,
+    )
+    return plan if ranks is None else ranks.agree_plan(plan)
+
+
+def _build_cache(
+    options: ServeOptions, stack: PoolStack, clock: Clock, ranks: RankContext | None
+) -> PrefixCache:
     engine: CopyEngine
     if options.device == "cuda":
         engine = StreamCopyEngine(stack)
     else:
-        engine = ThreadedCopyEngine(stack, clock=clock)
+        engine = ThreadedCopyEngine(stack, clock=ranks.watch if ranks else clock)
     tiers = TierOptions(
         write_policy=WritePolicy(options.resolved_write_policy),
         load_back_threshold=options.load_back_threshold,
         verify=options.verify == "all",
     )
-    return PrefixCache(stack, engine, tiers, make_policy(options.evict_policy), clock)
+    policy = make_policy(options.evict_policy)
+    if ranks is None:
+        return PrefixCache(stack, engine, tiers, policy, clock)
+    record_bytes = ranks.agreement.most([pool.record_bytes for pool in stack.device])
+    copies = ranks.copies(engine, record_bytes)
+    return PrefixCache(stack, copies, tiers, policy, clock, ranks.journal, record_bytes)
 
 
 def _checkpoint_budget(plan: SizePlan) -> int:
@@ -131,6 +194,7 @@ def _info(
     """What a front end shows and needs; plain data."""
     return {
         "model": loaded.name,
+        "tp": options.tp,
         "fingerprint": loaded.fingerprint,
         "device": options.device,
         "dtype": loaded.dtype,

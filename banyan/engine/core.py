@@ -7,6 +7,7 @@ no model and no wire. One thread owns it and makes every call.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,9 @@ class EngineCore:
 
     Args:
         info: facts fixed at start, plain data; `max_model_len` and `vocab_size` are added to them.
+
+    Attributes:
+        orders: by name, what an operator may order between two steps; all ranks do it alike.
     """
 
     def __init__(
@@ -59,6 +63,7 @@ class EngineCore:
         }
         self._scheduler, self._cache = scheduler, cache
         self._roster = scheduler.roster
+        self.orders: dict[str, Callable[[], Any]] = {"flush": self.flush}
 
     @property
     def cache(self) -> PrefixCache:
@@ -79,23 +84,36 @@ class EngineCore:
 
         Cost: O(prompt).
         """
+        self.vet(request)
+        self.enqueue(request)
+
+    def vet(self, request: GenerateRequest, arriving: Collection[str] = ()) -> None:
+        """Refuse a request that cannot be taken; nothing else. Raises as `submit`.
+
+        Args:
+            arriving: names of requests that were vetted and will be queued before it.
+        """
         try:
-            if request.request_id in self._roster:
+            if request.request_id in self._roster or request.request_id in arriving:
                 raise RequestError(
                     f"a request named {request.request_id!r} is open",
                     param="request_id",
                     code="duplicate_id",
                 )
             check_request(request, self.limits)
-            if len(self._roster) >= self.limits.open_requests:
+            taken = len(self._roster) + len(arriving)
+            if taken >= self.limits.open_requests:
                 raise RequestError(
-                    f"{len(self._roster)} requests are running or waiting, and no more are taken",
+                    f"{taken} requests are running or waiting, and no more are taken",
                     code="queue_full",
                 )
         except RequestError as error:
             refused = self._scheduler.counters.refused
             refused[error.code] = refused.get(error.code, 0) + 1
             raise
+
+    def enqueue(self, request: GenerateRequest) -> None:
+        """Queue a request that `vet` has let pass. Cost: O(prompt)."""
         self._roster.submit(request)
 
     def abort(self, request_id: str) -> None:
@@ -118,6 +136,15 @@ class EngineCore:
         return {
             "engine": {**self._scheduler.counters.as_dict(), **gauges},
             "cache": self._cache.stats(),
+        }
+
+    def own_stats(self) -> dict[str, Any]:
+        """Figures that differ between ranks; plain data."""
+        totals = self._cache.controller.totals.values()
+        return {
+            "verified": sum(t.verified for t in totals),
+            "mismatched": sum(t.mismatched for t in totals),
+            "moved_bytes": sum(t.moved_bytes for t in totals),
         }
 
     def flush(self) -> dict[str, Any]:

@@ -37,6 +37,8 @@ class SeqInput:
         ticket: a load-back still running on these tables, or None.
         present: tokens whose data in the first, `Full` component is there already, so that the
             forward reads it and does not write it.
+        history: all tokens so far, prompt and answer, a live list that only grows; only a model
+            that proves what it reads looks at it.
     """
 
     tokens: Sequence[int]
@@ -44,6 +46,7 @@ class SeqInput:
     tables: Sequence[PageTable | StateTable]
     ticket: CopyTicket | None = None
     present: int = 0
+    history: Sequence[int] = ()
 
     @property
     def stop(self) -> int:

@@ -38,7 +38,7 @@ from banyan.engine.wire import (
     Ready,
     StartFailed,
 )
-from banyan.errors import BanyanError, ConfigError, InvariantError, RequestError
+from banyan.errors import BanyanError, ConfigError, InvariantError, RankError, RequestError
 from banyan.options import ServeOptions
 
 log = logging.getLogger("banyan.engine")
@@ -177,6 +177,10 @@ def run_engine(options: ServeOptions, endpoint: str, build: str = DEFAULT_BUILD)
         loop.run()
         core.close()
         return EXIT_OK
+    except RankError as error:  # says all there is to say
+        log.error("the engine stops: %s", error)
+        channel.send([Fatal(str(error))])
+        return EXIT_FAILED
     except Exception as error:  # the process boundary: report, then end with a status
         log.exception("the engine stops")
         channel.send([Fatal(f"{type(error).__name__}: {error}")])

@@ -29,7 +29,7 @@ from banyan.engine.ports import Choice, Model
 from banyan.engine.request import Phase, Request
 from banyan.engine.roster import Roster
 from banyan.engine.waiting import Order, WaitingQueue
-from banyan.errors import CopyError
+from banyan.errors import CopyError, RankError
 
 T = TypeVar("T")
 
@@ -66,12 +66,26 @@ class SchedulerOptions:
     eos_ids: frozenset[int] = field(default_factory=frozenset)
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast prefill is, as it is measured.
+
+    Args:
+        watch: seconds, monotonic.
+        note: told the tokens and seconds of each chunk measured.
+    """
+
+    watch: Callable[[], float]
+    note: Callable[[int, float], None]
+
+
 class Scheduler:
     """Runs requests on one cache and one model.
 
     Args:
         clock: seconds, monotonic; for time limits and for measuring the speed of prefill.
         settle: returns when the device has computed what it was given; for that measuring.
+        pace: how prefill is timed and whom that is told to; the clock and the cache without it.
     """
 
     def __init__(
@@ -81,6 +95,7 @@ class Scheduler:
         options: SchedulerOptions,
         clock: Callable[[], float],
         settle: Callable[[], None] = lambda: None,
+        pace: Pace | None = None,
     ) -> None:
         self.options = options
         self.counters = Counters()
@@ -88,7 +103,8 @@ class Scheduler:
             options.order, lookahead=options.lookahead, patience=options.patience
         )
         self.roster = Roster(cache, model, waiting, self.counters, clock, publish=options.cache)
-        self._cache, self._model, self._clock, self._settle = cache, model, clock, settle
+        self._cache, self._model, self._settle = cache, model, settle
+        self._pace = pace or Pace(clock, cache.note_prefill)
         self._cuts = CutPolicy(cache.page_size, options.chunk)
         checkpoints = CheckpointPolicy.for_spec(
             cache.spec, options.state_interval, options.checkpoints
@@ -213,14 +229,15 @@ class Scheduler:
         assert lease is not None
         start, gated = lease.length, lease.ticket is not None
         present = lease.present
-        seq = SeqInput(request.tokens[start:stop], start, lease.tables, lease.ticket, present)
-        began = self._clock()
+        tokens = request.tokens
+        seq = SeqInput(tokens[start:stop], start, lease.tables, lease.ticket, present, tokens)
+        began = self._pace.watch()
         logits = self._guarded([request], lambda: self._model.forward([seq]))
         if logits is None:
             return
         if not gated and present <= start and stop - start >= min(_SPEED_SAMPLE, self._cuts.chunk):
             self._settle()
-            self._cache.note_prefill(stop - start, self._clock() - began)
+            self._pace.note(stop - start, self._pace.watch() - began)
         self._cache.advance(lease, stop)
         request.planned = None
         self.counters.prefill_tokens += stop - start
@@ -243,7 +260,7 @@ class Scheduler:
 
     def _decode_group(self, group: list[Request]) -> None:
         seqs = [
-            SeqInput(r.tokens[-1:], r.lease.length, r.lease.tables)
+            SeqInput(r.tokens[-1:], r.lease.length, r.lease.tables, history=r.tokens)
             for r in group
             if r.lease is not None
         ]
@@ -304,6 +321,8 @@ class Scheduler:
         """
         try:
             return call()
+        except RankError:
+            raise  # the engine's end, not a request's
         except Exception as error:  # the boundary to the model; counted
             if isinstance(error, CopyError) and len(group) == 1:
                 raise

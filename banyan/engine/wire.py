@@ -22,7 +22,7 @@ from banyan.options import ServeOptions
 
 log = logging.getLogger("banyan.engine")
 
-DEFAULT_BUILD = "banyan.engine.build:build_core"
+DEFAULT_BUILD = "banyan.engine.build:build_engine"
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):

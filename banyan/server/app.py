@@ -70,6 +70,7 @@ class Operator:
             "reason": failure,
             "model": self._client.info["model"],
             "engine_pid": self._client.pid,
+            "rank_pids": self._client.info.get("rank_pids", []),
             "in_flight": self._client.in_flight,
         }
         return json_response(body, 200 if failure is None else 503)
