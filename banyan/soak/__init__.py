@@ -1,0 +1,1 @@
+"""`banyan soak`: the real engine under load, with a model that proves every byte it reads."""
