@@ -127,12 +127,13 @@ def changes(rounds: Sequence[Round]) -> list[Change]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process; 0 where Linux does not say."""
+    """Memory of this process alone, without pages of files: those the system takes and gives as it
+    likes. 0 where Linux does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError):
+        _, resident, of_files, *_ = Path("/proc/self/statm").read_text().split()
+    except (OSError, ValueError):
         return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return (int(resident) - int(of_files)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def rank_facts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
