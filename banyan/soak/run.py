@@ -93,17 +93,15 @@ def _soak(
             lines = balance(core, driver, options)
         except (InvariantError, RankError) as error:
             driver.differences.add(str(error))
-    for line in lines:
-        if not line.fine and not line.what.startswith("answers"):
-            driver.differences.add(f"{line.what}: {line.found}")
+    off = [f"{line.what}: {line.found}" for line in lines if not line.fine]
     return SoakReport(
         options={**msgspec.to_builtins(options), "emulated": options.emulated},
         info=_plain(core.info),
         rounds=driver.rounds,
         balance=lines,
         changes=changes(driver.rounds),
-        different=driver.differences.count,
-        differences=driver.differences.named,
+        different=len(off) + driver.differences.count,
+        differences=off + driver.differences.named,
         versions=versions(),
         machine=machine(),
     )
