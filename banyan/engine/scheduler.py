@@ -104,7 +104,7 @@ class Scheduler:
         )
         self.roster = Roster(cache, model, waiting, self.counters, clock, publish=options.cache)
         self._cache, self._model, self._settle = cache, model, settle
-        self._pace = pace or Pace(clock, lambda n, seconds: cache.note_prefill(n, seconds))
+        self._pace = pace or Pace(clock, cache.note_prefill)
         self._cuts = CutPolicy(cache.page_size, options.chunk)
         checkpoints = CheckpointPolicy.for_spec(
             cache.spec, options.state_interval, options.checkpoints

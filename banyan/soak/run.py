@@ -115,8 +115,6 @@ def _check_core(core: Core, options: SoakOptions) -> None:
             f"the pools hold {core.info['max_model_len']:,} tokens, a request has {longest:,}",
             "Give more, or leave the option out",
         )
-    if options.detach and not hasattr(core, "detach_host"):
-        raise ConfigError("--detach", "this engine cannot do that", "Leave it out")
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
