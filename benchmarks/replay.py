@@ -1,6 +1,6 @@
 """Replays a request trace through the real tree and controller, with pools that hold no bytes.
 
-    python benchmarks/replay.py TRACE.jsonl [--device-tokens N] [--host-tokens N] [--json FILE]
+    python -m benchmarks.replay TRACE.jsonl [--device-tokens N] [--host-tokens N] [--json FILE]
 
 A trace line has `input_length`, `output_length` (tokens) and `hash_ids`, one id for each block of
 512 tokens of the prompt; equal ids from the start mean an equal prefix (the format of the Mooncake
@@ -26,22 +26,13 @@ from rich.table import Table
 
 from banyan.bench.report import machine, make_console, versions
 from banyan.cache import AllocateOutcome, PrefixCache
-from banyan.pools.allocator import SlotAllocator
-from banyan.pools.assembler import PoolStack
-from banyan.pools.device import DevicePool
-from banyan.pools.host import HostPool
-from banyan.spec import CacheSpec, Component, Full, Point, Window
+from banyan.spec import CacheSpec
 from banyan.tiers.controller import TierOptions, WritePolicy
-from banyan.tiers.ops import CopyDone, CopyJob, CopyTicket, OpId
 from banyan.tree import Mark
+from benchmarks.byteless import COMPONENTS, NullCopyEngine, byteless_stack
 
 BLOCK = 512
 CHUNK_BLOCKS = 16
-COMPONENTS = {
-    "full": (Component("full", Full()),),
-    "full+window": (Component("full", Full()), Component("window", Window(512))),
-    "full+state": (Component("full", Full()), Component("state", Point())),
-}
 
 
 @dataclass(frozen=True)
@@ -51,37 +42,6 @@ class TraceRequest:
     blocks: tuple[int, ...]
     length: int
     output: int
-
-
-class _Ready:
-    """A ticket of bytes that are there."""
-
-    def wait_layer(self, layer: int) -> None:
-        """Nothing to wait for."""
-
-
-class NullCopyEngine:
-    """A `CopyEngine` that moves nothing: every job is done at the next poll."""
-
-    def __init__(self) -> None:
-        self._done: list[CopyDone] = []
-
-    def submit(self, job: CopyJob) -> CopyTicket:
-        """Note the job as done."""
-        self._done.append(CopyDone(job.op_id, ok=True))
-        return _Ready()
-
-    def poll(self) -> list[CopyDone]:
-        """Completions since the last call."""
-        done, self._done = self._done, []
-        return done
-
-    def cancel(self, op_id: OpId) -> bool:
-        """Nothing waits long enough to be cancelled."""
-        return False
-
-    def close(self) -> None:
-        """Nothing to stop."""
 
 
 def read_trace(path: Path) -> list[TraceRequest]:
@@ -105,27 +65,13 @@ class Replay:
         for tokens in (device_tokens, host_tokens):
             pages = tokens // BLOCK
             tiers.append([pages if c.reach.page_shaped else pages // 4 for c in spec.components])
-        device, host = tiers
-        stack = PoolStack(
-            spec=spec,
-            device=[DevicePool(c, n, BLOCK) for c, n in zip(spec.components, device, strict=True)],
-            host=[
-                HostPool(c, n, BLOCK, pin=False) for c, n in zip(spec.components, host, strict=True)
-            ],
-            device_slots=[
-                SlotAllocator(n, c.name) for c, n in zip(spec.components, device, strict=True)
-            ],
-            host_slots=[
-                SlotAllocator(n, c.name) for c, n in zip(spec.components, host, strict=True)
-            ],
-        )
+        stack = byteless_stack(spec, *tiers)
         policy = WritePolicy.WRITE_THROUGH if host_tokens else WritePolicy.NONE
         self.cache = PrefixCache(
             stack, NullCopyEngine(), TierOptions(write_policy=policy, weigh_cost=False)
         )
         self.tokens: Counter[str] = Counter()
         self.seconds: Counter[str] = Counter()
-        self._fresh = -1
 
     def run(self, request: TraceRequest) -> None:
         """One request from its arrival to its end."""
@@ -155,7 +101,7 @@ class Replay:
         self.seconds["cache"] += time.perf_counter() - built
 
     def _key(self, request: TraceRequest) -> bytes:
-        """The prompt as key bytes: whole blocks by their ids, the rest of the last one its own."""
+        """The prompt as key bytes: whole blocks by their ids, the last one perhaps in part."""
         blocks = np.repeat(np.array(request.blocks, np.int32), BLOCK)
         return blocks[: request.length].tobytes()
 
