@@ -63,8 +63,15 @@ def _structure(tree: Tree, node: Node) -> Iterator[str]:
         yield f"T1 {node}: edge of {length} tokens is not a whole number of pages"
     if node.end - node.start != length or node.start != parent.end:
         yield f"INV-14 {node}: positions disagree with its edge or with {parent}"
-    if parent.children.get(node.edge[: tree.page_bytes]) is not node:
+    if parent.children.get(node.first) is not node or not node.edge.startswith(node.first):
         yield f"T1 {node}: not found under its first page"
+    if len(node.first) != tree.page_bytes:
+        yield f"T1 {node}: found under {len(node.first)} bytes, a page has {tree.page_bytes}"
+    if node.full is not node.on[0].slots[0]:
+        yield f"{node}: its device slots at hand are not those that the device holds"
+    for n in (node, parent):
+        if n.lone is not (next(iter(n.children.values())) if len(n.children) == 1 else None):
+            yield f"{n}: names {n.lone} as its only child, has {len(n.children)}"
     for claim in node.claims or ():
         if claim.node is not node or claim not in claim.op.claims:
             yield f"INV-09 {node}: carries a claim that is not its operation's"

@@ -15,15 +15,16 @@ Rules kept at all times (checked by `banyan.tree.check`):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
 from banyan.tree.keys import TOKEN_BYTES, common_bytes
 from banyan.tree.match import Coverage, Match, coverage_of, match_key
-from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, nothing
+from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, empty, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
@@ -42,8 +43,7 @@ class Offer:
     slots: Slots
 
 
-@dataclass(slots=True)
-class Inserted:
+class Inserted(Struct, frozen=True, eq=False, gc=False):
     """What an insert did with what it was offered.
 
     Args:
@@ -54,9 +54,9 @@ class Inserted:
     """
 
     node: Node
-    duplicates: list[tuple[int, Slots]] = field(default_factory=list)
-    repoint: list[tuple[int, int, Slots]] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
+    duplicates: list[tuple[int, Slots]]
+    repoint: list[tuple[int, int, Slots]]
+    taken: set[int]
 
 
 class Tree:
@@ -79,16 +79,17 @@ class Tree:
         self.policy = policy or Lru()
         self.need: Coverage = coverage_of(spec)
         self.width = len(spec.components)
-        self._nothing = nothing(self.width)
+        self.nothing = nothing(self.width)
+        self._unlocked: list[int | None] = [0] + [None] * (self.width - 1)
         self.roots: dict[bytes, Node] = {}
         self.detached: list[Node] = []
         self._roots_limit = _MIN_ROOTS
         self.epoch = 0
         self.tick = 0
         key = self.policy.key
-        self.device = TierIndex(Tier.DEVICE, self.width, key)
-        host_key = (lambda n: (n.on[0].slots[0] is None, key(n))) if mirrors_first else key
-        self.host = TierIndex(Tier.HOST, self.width, host_key)
+        self.device = TierIndex(Tier.DEVICE, self.width, self.page_size, key)
+        host_key = (lambda n: (n.full is None, key(n))) if mirrors_first else key
+        self.host = TierIndex(Tier.HOST, self.width, self.page_size, host_key)
         self.index = (self.device, self.host)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Tree:
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
         """The best boundaries for `key`. Changes nothing (no split, no recency, no allocation).
 
-        Cost: one look-up and one memcmp per node of the path, plus the coverage of one boundary.
+        Cost: one memcmp and at most one look-up per node of the path, plus the coverage of one boundary.
         """
         root = self.roots.get(namespace)
         return match_key(root, key, namespace, self.page_size, self.need, self.epoch)
@@ -139,7 +140,10 @@ class Tree:
             if len(self.roots) >= self._roots_limit:
                 self.roots = {name: node for name, node in self.roots.items() if node.children}
                 self._roots_limit = 2 * len(self.roots) + _MIN_ROOTS
-            root = self.roots[namespace] = Node(None, b"", 0, 0, self.width)
+            on = empty(self.width), empty(self.width)
+            for holding in on:
+                holding.locks[0] = 1  # see `Holding.locks`
+            root = self.roots[namespace] = Node(None, b"", b"", 0, 0, on)
         return root
 
     def node_at(self, match: Match, boundary: int) -> Node:
@@ -166,31 +170,26 @@ class Tree:
         assert parent is not None and node.start < at < node.end, (node, at)
         pages = (at - node.start) // self.page_size
         cut = pages * self.page_bytes
-        upper = Node(parent, node.edge[:cut], node.start, at, self.width)
-        parent.children[upper.edge[: self.page_bytes]] = upper
+        device, host = node.on
+        on = self._front(device, pages), self._front(host, pages)
+        upper = Node(parent, node.first, node.edge[:cut], node.start, at, on)
         node.edge, node.start, node.parent = node.edge[cut:], at, upper
-        upper.children[node.edge[: self.page_bytes]] = node
+        node.first, node.full = node.edge[: self.page_bytes], device.slots[0]
+        upper.link()
+        node.link()
         upper.stamp, upper.hits, upper.born = node.stamp, node.hits, node.born
         upper.priority = node.priority
-        for index in self.index:
-            self._split_holding(index, node, upper, pages)
-        for claim in tuple(node.claims or ()):
-            if self.spec.components[claim.component].reach.page_shaped:
-                front = Claim(
-                    claim.op, upper, claim.component, claim.pinned,
-                    claim.src[:pages], claim.dst[:pages],
-                )  # fmt: skip
-                claim.src, claim.dst = claim.src[pages:], claim.dst[pages:]
-                claim.op.claims.append(front)
-                upper.claims = [*(upper.claims or ()), front]
+        for c, _ in self.need.windows:
+            self._enqueue(upper, c)
+        self._split_claims(node, upper, pages)
         self.epoch += 1
         return upper
 
-    def _split_holding(self, index: TierIndex, node: Node, upper: Node, pages: int) -> None:
-        low = node.on[index.tier]
-        if low is self._nothing:
-            return
-        high = upper.on[index.tier] = Holding(self.width)
+    def _front(self, low: Holding, pages: int) -> Holding:
+        """The upper half's part of what a tier holds for a node, taken from it."""
+        if low is self.nothing:
+            return low
+        high = empty(self.width)
         for c, component in enumerate(self.spec.components):
             if not component.reach.page_shaped:
                 continue
@@ -200,8 +199,19 @@ class Tree:
             if slots is not None:
                 high.slots[c], low.slots[c] = slots[:pages].copy(), slots[pages:].copy()
         high.kids = int(low.slots[0] is not None)
-        for c, _ in self.need.windows:
-            index.enqueue(upper, c)
+        return high
+
+    def _split_claims(self, node: Node, upper: Node, pages: int) -> None:
+        """Give the upper half its part of what is being copied."""
+        for claim in tuple(node.claims or ()):
+            if self.spec.components[claim.component].reach.page_shaped:
+                front = Claim(
+                    claim.op, upper, claim.component, claim.pinned,
+                    claim.src[:pages], claim.dst[:pages],
+                )  # fmt: skip
+                claim.src, claim.dst = claim.src[pages:], claim.dst[pages:]
+                claim.op.claims.append(front)
+                upper.claims = [*(upper.claims or ()), front]
 
     # ---- locks and recency -----------------------------------------------------------------------
 
@@ -211,29 +221,30 @@ class Tree:
         Splits where a window begins inside an edge. Returns, by component, the position from which
         data is locked (None: nothing); `unlock` with it undoes exactly this, splits or not.
         """
-        self.device.lock_path(node)
-        starts: list[int | None] = [0] + [None] * (self.width - 1)
-        for c, reach in self.need.windows:
+        device = self.device
+        device.lock_path(node)
+        starts = self._unlocked.copy()
+        windows, points = self.need
+        for c, reach in windows:
             low = max(0, node.end - reach)
-            n = node
-            while n.parent is not None and n.end > low and n.has(c, Tier.DEVICE):
-                if n.start < low:
-                    self.split(n, low)
-                self.device.lock(n, c)
-                n = n.parent
+            n = device.lock_window(node, c, low)
+            if n.end > low and n.on[0].slots[c] is not None:
+                self.split(n, low)
+                n = device.lock_window(n, c, low)
             starts[c] = n.end
         if states and node.parent is not None:
-            for c in self.need.points:
-                if node.has(c, Tier.DEVICE):
-                    self.device.lock(node, c)
+            for c in points:
+                if node.on[0].slots[c] is not None:
+                    device.lock(node, c)
                     starts[c] = node.end
         return starts
 
     def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
         """Undo one `lock`, of which `starts` says how far it went."""
-        for c, _ in self.need.windows:
+        windows, points = self.need
+        for c, _ in windows:
             self.unlock_window(node, c, starts[c], node.end)
-        for c in self.need.points:
+        for c in points:
             if starts[c] is not None:
                 self.device.unlock(node, c)
         self.device.unlock_path(node)
@@ -245,12 +256,12 @@ class Tree:
             start: where the lock began, as `lock` returned it.
         """
         n, kept = node, node.end
-        while start is not None and n.parent is not None and n.end > start:
+        while start is not None and n.end > start:
             if n.end <= below:
                 self.device.unlock(n, c)
             else:
                 kept = n.start
-            n = n.parent
+            n = n.parent  # type: ignore[assignment]  # a root ends at 0
         return kept
 
     def use(self, node: Node, checkpoint: bool = True) -> None:
@@ -259,9 +270,10 @@ class Tree:
         Args:
             checkpoint: False where the boundary was only passed: its `Full` data is refreshed.
         """
-        self.tick += 1
         if node.parent is None:
             return
+        if node.hits or node.born != self.tick:  # else it was just inserted: the latest already
+            self.tick += 1
         node.stamp = self.tick
         node.hits += 1
         if checkpoint:
@@ -291,8 +303,8 @@ class Tree:
     def _kept_from(self, node: Node, reach: int) -> int:
         """End of the pages up to `node.end` that no `KEEP` checkpoint beyond it looks back at."""
         n = node
-        while len(n.children) == 1:
-            (n,) = n.children.values()
+        while n.lone is not None:
+            n = n.lone
             if n.start >= node.end + reach:
                 break
             if n.mark is Mark.KEEP:
@@ -300,22 +312,25 @@ class Tree:
         return node.end
 
     def _enqueue(self, node: Node, component: int) -> None:
-        for index in self.index:
-            index.enqueue(node, component)
+        self.device.enqueue(node, component)
+        if node.on[1] is not self.nothing:
+            self.host.enqueue(node, component)
 
     def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
-        for c, reach in self.need.windows:
-            n = node
-            while n.parent is not None and n.end > node.end - reach:
+        windows, points = self.need
+        for c, reach in windows:
+            n, low = node, max(0, node.end - reach)
+            while n.end > low:
                 self._stamp(n, c, stamp)
-                n = n.parent
-        for c in self.need.points:
+                n = n.parent  # type: ignore[assignment]  # a root ends at 0
+        for c in points:
             self._stamp(node, c, stamp)
 
     def _stamp(self, node: Node, component: int, stamp: int) -> None:
-        for holding in node.on:
-            if holding is not self._nothing:
-                holding.used[component] = stamp
+        device, host = node.on
+        device.used[component] = stamp
+        if host is not self.nothing:
+            host.used[component] = stamp
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
@@ -346,18 +361,19 @@ class Tree:
 
         Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).
         """
-        cuts = self._cuts(node, stop, offers, states)
         self.tick += 1
-        out = Inserted(node)
-        while node.end < stop:
-            child = self._child_for(node, key, stop, cuts)
-            if priority > child.priority:
-                child.priority = priority
-                self.requeue(child)
-            self._merge(child, offers, states, out)
-            node = child
-        out.node = node
-        return out
+        out = Inserted(node, [], [], set())
+        for cut in self._cuts(node, stop, offers, states):
+            while node.end < cut:
+                first = node.end * TOKEN_BYTES
+                child = node.children.get(key[first : first + self.page_bytes])
+                if child is None:
+                    node = self._grow(node, key, cut, offers, states, priority, cut == stop)
+                    out.taken.update(c for c, (at, _) in states.items() if at == cut)
+                else:
+                    node = self._along(child, key, cut, priority)
+                    self._merge(node, offers, states, out)
+        return Inserted(node, out.duplicates, out.repoint, out.taken)
 
     def _cuts(
         self,
@@ -372,24 +388,52 @@ class Tree:
             offer = offers[c]
             if offer is not None:
                 cuts.update((offer.first_page * self.page_size, stop - reach))
-        cuts.update(at for at, _ in states.values())
-        return sorted(at for at in cuts if node.end < at <= stop)
+        for at, _ in states.values():
+            cuts.add(at)
+        return sorted([at for at in cuts if node.end < at <= stop])
 
-    def _child_for(self, node: Node, key: bytes, stop: int, cuts: list[int]) -> Node:
-        """The child that spells `key` up to the next cut at most; made or split as needed."""
-        at = node.end
-        end = next(cut for cut in cuts if cut > at)
-        first = at * TOKEN_BYTES
-        child = node.children.get(key[first : first + self.page_bytes])
-        if child is None:
-            child = Node(node, key[first : end * TOKEN_BYTES], at, end, self.width)
-            child.born = child.stamp = self.tick
-            node.children[child.edge[: self.page_bytes]] = child
-            self.epoch += 1
-            return child
+    def _grow(
+        self,
+        parent: Node,
+        key: bytes,
+        end: int,
+        offers: Sequence[Offer | None],
+        states: dict[int, tuple[int, int]],
+        priority: int,
+        last: bool,
+    ) -> Node:
+        """A new leaf that spells `key` from `parent` to `end`, with all that is offered for it.
+
+        Args:
+            last: it stays a leaf.
+        """
+        start = parent.end
+        pages = slice(start // self.page_size, end // self.page_size)
+        slots = [None if offer is None else _part(offer, pages) for offer in offers]
+        for c, (at, slot) in states.items():
+            if at == end:
+                slots[c] = np.array([slot], np.int32)
+        edge = key[start * TOKEN_BYTES : end * TOKEN_BYTES]
+        device = Holding(slots, [self.tick - _COLD] * self.width)
+        node = Node(parent, edge[: self.page_bytes], edge, start, end, (device, self.nothing))
+        node.born = node.stamp = self.tick
+        if priority > 0:
+            node.priority = priority
+        node.link()
+        self.device.add_leaf(node, last)
+        self.epoch += 1
+        return node
+
+    def _along(self, child: Node, key: bytes, end: int, priority: int) -> Node:
+        """The part of `child` that spells `key` to `end` at most; split off where needed."""
+        start = child.start
+        first = start * TOKEN_BYTES
         if child.end > end or not key.startswith(child.edge, first):
             shared = common_bytes(child.edge, key, first, end * TOKEN_BYTES) // self.page_bytes
-            child = self.split(child, at + shared * self.page_size)
+            child = self.split(child, start + shared * self.page_size)
+        if priority > child.priority:
+            child.priority = priority
+            self.requeue(child)
         return child
 
     def _merge(
@@ -455,7 +499,16 @@ class Tree:
 
     def unlink(self, node: Node) -> None:
         """Take out a node that has no data and no children left."""
-        parent = node.parent
-        assert parent is not None and not node.children, node
-        del parent.children[node.edge[: self.page_bytes]]
+        assert not node.children, node
+        node.unlink()
         self.epoch += 1
+
+
+def _part(offer: Offer, pages: slice) -> Slots | None:
+    """What is offered for a run of pages, all of it or none; the array itself where it is that."""
+    first, slots = offer.first_page, offer.slots
+    if first > pages.start:
+        return None
+    if first == pages.start and len(slots) == pages.stop - first:
+        return slots
+    return slots[pages.start - first : pages.stop - first]
