@@ -75,15 +75,14 @@ class Match(Struct, frozen=True, eq=False, gc=False):
         return self.full_len
 
 
-def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node], int]:
-    """Nodes that spell a prefix of `key`, and how many bytes of it they spell (whole pages).
-
-    Args:
-        limit: bytes of the key that may be matched, a whole number of pages.
+def walk(root: Node, key: bytes, page_bytes: int) -> tuple[list[Node], int]:
+    """Nodes that spell a prefix of `key`, and how many tokens of it they spell: at most all but its
+    last token, in whole pages (INV-15).
 
     Cost: one memcmp per node, and one dict look-up where it has siblings.
     """
     path: list[Node] = []
+    limit = max(0, (len(key) - TOKEN_BYTES) // page_bytes * page_bytes)
     node, at = root, 0
     startswith, append = key.startswith, path.append
     while at < limit:
@@ -100,7 +99,7 @@ def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node
         append(child)
         at += len(edge)
         node = child
-    return path, min(at, limit)
+    return path, min(at, limit) // TOKEN_BYTES
 
 
 def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: bool) -> int:
@@ -164,7 +163,7 @@ def is_loading(path: list[Node]) -> bool:
     )
 
 
-def _all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
+def all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
     """Whether the device covers the end of the match, the usual case; `best_boundary` otherwise."""
     last = path[-1]
     if last.full is None:
@@ -183,18 +182,10 @@ def _all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
     return True
 
 
-def match_key(
-    root: Node | None, key: bytes, namespace: bytes, page_size: int, need: Coverage, epoch: int
+def match_on_tiers(
+    key: bytes, namespace: bytes, path: list[Node], matched: int, need: Coverage, epoch: int
 ) -> Match:
-    """Match `key` below `root`: at most all but its last token, in whole pages (INV-15)."""
-    page_bytes = page_size * TOKEN_BYTES
-    limit = (len(key) - TOKEN_BYTES) // page_bytes * page_bytes
-    if root is None or limit <= 0:
-        return Match(key, namespace, 0, 0, 0, 0, False, (), epoch)
-    path, matched_bytes = walk(root, key, limit, page_bytes)
-    matched = matched_bytes // TOKEN_BYTES
-    if not path or _all_on_device(path, matched, need):
-        return Match(key, namespace, matched, matched, matched, matched, False, tuple(path), epoch)
+    """The match of a key that `path` spells for `matched` tokens, where the device lacks a part."""
     device = best_boundary(path, matched, need, device_only=True)
     boundary = device if device == matched else best_boundary(path, matched, need, False)
     loading = boundary > device and is_loading(path)

@@ -115,7 +115,9 @@ class TierIndex:
                 break
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         if node is not below:
-            self._protect(self._lowest_with_data(below).end - node.end)
+            pages = (self._lowest_with_data(below).end - node.end) // self._page_size
+            self.evictable[0] -= pages
+            self.protected[0] += pages
 
     def unlock_path(self, node: Node) -> None:
         """Undo one `lock_path(node)`. Cost: O(nodes newly unlocked)."""
@@ -130,9 +132,10 @@ class TierIndex:
         assert locks[0] > 0, node
         if node is not below:
             lowest = self._lowest_with_data(below)
-            self._protect(node.end - lowest.end)
-            if not lowest.on[at].kids:
-                self.enqueue(lowest, 0)
+            pages = (lowest.end - node.end) // self._page_size
+            self.evictable[0] += pages
+            self.protected[0] -= pages
+            self.enqueue(lowest, 0)
 
     def _lowest_with_data(self, node: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or a root: as data is
@@ -140,12 +143,6 @@ class TierIndex:
         while node.on[self._at].slots[0] is None and node.parent is not None:
             node = node.parent
         return node
-
-    def _protect(self, tokens: int) -> None:
-        """Count `Full` data of so many tokens as protected; if negative, as evictable again."""
-        pages = tokens // self._page_size
-        self.evictable[0] -= pages
-        self.protected[0] += pages
 
     def lock(self, node: Node, component: int) -> None:
         """Lock `Window` or `Point` data of one node, which must be present."""
@@ -173,7 +170,7 @@ class TierIndex:
         """Lock the data of the nodes from `node` up that lie beyond position `low` as a whole.
 
         Returns:
-            The first that does not, or lacks the data.
+            The first node that does not, or lacks the data.
         """
         at = self._at
         moved = 0
@@ -189,6 +186,22 @@ class TierIndex:
         self.evictable[component] -= moved
         self.protected[component] += moved
         return node
+
+    def unlock_window(self, node: Node, component: int, low: int) -> None:
+        """Undo one lock of the data of each node from `node` up that ends beyond `low`."""
+        at = self._at
+        moved = 0
+        while node.end > low:
+            holding = node.on[at]
+            slots, locks = holding.slots[component], holding.locks
+            assert slots is not None and locks[component] > 0, (node, component)
+            locks[component] -= 1
+            if not locks[component]:
+                moved += len(slots)
+                self.enqueue(node, component)
+            node = node.parent  # type: ignore[assignment]  # a root ends at 0
+        self.evictable[component] += moved
+        self.protected[component] -= moved
 
     # ---- order of eviction -----------------------------------------------------------------------
 
@@ -207,21 +220,22 @@ class TierIndex:
             return self._full_key(node)
         return node.on[self._at].used[component]
 
+    def _place(self, node: Node, holding: Holding, component: int) -> OrderKey | None:
+        """`key_of` data that `is_victim`, else None: both in one, for what is done all the time."""
+        if holding.slots[component] is None or holding.locks[component]:
+            return None
+        if component:
+            return holding.used[component]
+        return None if holding.kids else self._full_key(node)
+
     def enqueue(self, node: Node, component: int) -> None:
         """Queue data that may go, at its place in the order as of now.
 
         An entry at an earlier place is left to be skipped, which is cheaper than to find it again.
         """
         holding = node.on[self._at]
-        if holding.slots[component] is None or holding.locks[component]:
-            return
-        if component:
-            key = holding.used[component]
-        elif holding.kids:
-            return
-        else:
-            key = self._full_key(node)
-        if holding.queued[component] != key:
+        key = self._place(node, holding, component)
+        if key is not None and holding.queued[component] != key:
             self._push(holding, node, component, key)
 
     def pop(self, component: int) -> Node | None:
@@ -234,12 +248,11 @@ class TierIndex:
             if holding.queued[component] != key:
                 continue  # a later push replaced this entry
             holding.queued[component] = None
-            if not self.is_victim(node, component):
-                continue
-            now = self.key_of(node, component)
+            now = self._place(node, holding, component)
             if now == key:
                 return node
-            self._push(holding, node, component, now)
+            if now is not None:
+                self._push(holding, node, component, now)
         return None
 
     def peek(self, component: int, count: int) -> Iterator[Node]:

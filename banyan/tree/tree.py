@@ -23,7 +23,14 @@ from msgspec import Struct
 from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
 from banyan.tree.keys import TOKEN_BYTES, common_bytes
-from banyan.tree.match import Coverage, Match, coverage_of, match_key
+from banyan.tree.match import (
+    Coverage,
+    Match,
+    all_on_device,
+    coverage_of,
+    match_on_tiers,
+    walk,
+)
 from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, empty, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
@@ -97,10 +104,16 @@ class Tree:
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
         """The best boundaries for `key`. Changes nothing (no split, no recency, no allocation).
 
-        Cost: one memcmp and at most one look-up per node of the path, plus the coverage of one boundary.
+        Cost: one memcmp and at most one look-up per node of the path, plus the coverage of one
+        boundary.
         """
         root = self.roots.get(namespace)
-        return match_key(root, key, namespace, self.page_size, self.need, self.epoch)
+        if root is None:
+            return Match(key, namespace, 0, 0, 0, 0, False, (), self.epoch)
+        path, end = walk(root, key, self.page_bytes)
+        if not path or all_on_device(path, end, self.need):
+            return Match(key, namespace, end, end, end, end, False, tuple(path), self.epoch)
+        return match_on_tiers(key, namespace, path, end, self.need, self.epoch)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first, detached ones included. Cost: O(nodes)."""
@@ -242,8 +255,9 @@ class Tree:
     def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
         """Undo one `lock`, of which `starts` says how far it went."""
         windows, points = self.need
+        end = node.end
         for c, _ in windows:
-            self.unlock_window(node, c, starts[c], node.end)
+            self.unlock_window(node, c, starts[c], end)
         for c in points:
             if starts[c] is not None:
                 self.device.unlock(node, c)
@@ -256,12 +270,12 @@ class Tree:
             start: where the lock began, as `lock` returned it.
         """
         n, kept = node, node.end
-        while start is not None and n.end > start:
-            if n.end <= below:
-                self.device.unlock(n, c)
-            else:
-                kept = n.start
+        if start is None:
+            return kept
+        while n.end > below and n.end > start:
+            kept = n.start
             n = n.parent  # type: ignore[assignment]  # a root ends at 0
+        self.device.unlock_window(n, c, start)
         return kept
 
     def use(self, node: Node, checkpoint: bool = True) -> None:
@@ -383,14 +397,18 @@ class Tree:
         states: dict[int, tuple[int, int]],
     ) -> list[int]:
         """Where an edge must end: an offer or a window begins, a state is."""
+        windows = self.need.windows
+        if not windows and not states:
+            return [stop] if node.end < stop else []
         cuts = {stop}
-        for c, reach in self.need.windows:
+        for c, reach in windows:
             offer = offers[c]
             if offer is not None:
                 cuts.update((offer.first_page * self.page_size, stop - reach))
         for at, _ in states.values():
             cuts.add(at)
-        return sorted([at for at in cuts if node.end < at <= stop])
+        end = node.end
+        return sorted([at for at in cuts if end < at <= stop])
 
     def _grow(
         self,
