@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
+from sys import byteorder
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -86,6 +87,11 @@ def nothing(components: int) -> Holding:
     for name in ("slots", "locks", "used", "queued"):
         setattr(holding, name, tuple(getattr(holding, name)))  # so that a write raises
     return holding
+
+
+def one(slot: int) -> Slots:
+    """int32[1], to be read only."""
+    return np.frombuffer(slot.to_bytes(4, byteorder), _INT32)
 
 
 def joined(parts: Sequence[Slots]) -> Slots:

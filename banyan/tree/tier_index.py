@@ -115,7 +115,9 @@ class TierIndex:
                 break
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         if node is not below:
-            pages = (self._lowest_with_data(below).end - node.end) // self._page_size
+            if below.on[at].slots[0] is None:
+                below = self._lowest_with_data(below)
+            pages = (below.end - node.end) // self._page_size
             self.evictable[0] -= pages
             self.protected[0] += pages
 
@@ -131,11 +133,12 @@ class TierIndex:
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         assert locks[0] > 0, node
         if node is not below:
-            lowest = self._lowest_with_data(below)
-            pages = (lowest.end - node.end) // self._page_size
+            if below.on[at].slots[0] is None:
+                below = self._lowest_with_data(below)
+            pages = (below.end - node.end) // self._page_size
             self.evictable[0] += pages
             self.protected[0] -= pages
-            self.enqueue(lowest, 0)
+            self.enqueue(below, 0)
 
     def _lowest_with_data(self, node: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or a root: as data is
@@ -164,7 +167,8 @@ class TierIndex:
         if not locks[component]:
             self.evictable[component] += len(slots)
             self.protected[component] -= len(slots)
-            self.enqueue(node, component)
+            if holding.queued[component] != holding.used[component]:
+                self._push(holding, node, component, holding.used[component])
 
     def lock_window(self, node: Node, component: int, low: int) -> Node:
         """Lock the data of the nodes from `node` up that lie beyond position `low` as a whole.
@@ -198,7 +202,8 @@ class TierIndex:
             locks[component] -= 1
             if not locks[component]:
                 moved += len(slots)
-                self.enqueue(node, component)
+                if holding.queued[component] != holding.used[component]:
+                    self._push(holding, node, component, holding.used[component])
             node = node.parent  # type: ignore[assignment]  # a root ends at 0
         self.evictable[component] += moved
         self.protected[component] -= moved

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from msgspec import Struct
 
 from banyan.spec import CacheSpec
@@ -31,7 +30,7 @@ from banyan.tree.match import (
     match_on_tiers,
     walk,
 )
-from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, empty, nothing
+from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, empty, nothing, one
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
@@ -383,7 +382,7 @@ class Tree:
                 child = node.children.get(key[first : first + self.page_bytes])
                 if child is None:
                     node = self._grow(node, key, cut, offers, states, priority, cut == stop)
-                    out.taken.update(c for c, (at, _) in states.items() if at == cut)
+                    out.taken.update([c for c, (at, _) in states.items() if at == cut])
                 else:
                     node = self._along(child, key, cut, priority)
                     self._merge(node, offers, states, out)
@@ -430,7 +429,7 @@ class Tree:
         slots = [None if offer is None else _part(offer, pages) for offer in offers]
         for c, (at, slot) in states.items():
             if at == end:
-                slots[c] = np.array([slot], np.int32)
+                slots[c] = one(slot)
         edge = key[start * TOKEN_BYTES : end * TOKEN_BYTES]
         device = Holding(slots, [self.tick - _COLD] * self.width)
         node = Node(parent, edge[: self.page_bytes], edge, start, end, (device, self.nothing))
@@ -478,7 +477,7 @@ class Tree:
         for c, (at, slot) in states.items():
             if at == node.end and not node.has(c, Tier.DEVICE):
                 node.on[0].used[c] = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, np.array([slot], np.int32))
+                self.attach(node, c, Tier.DEVICE, one(slot))
                 out.taken.add(c)
 
     def attach(self, node: Node, component: int, tier: Tier, slots: Slots) -> None:
