@@ -90,7 +90,7 @@ def _evict(
     index = tree.index[tier]
     at = int(tier)
     while short > 0 and (victim := index.pop(component)) is not None:
-        slots = victim.on[at].slots[component]
+        slots = victim.parts[at][component].slots
         assert slots is not None
         if len(slots) > short:
             victim = _cut_to_size(tree, victim, component, tier, short)
@@ -98,7 +98,7 @@ def _evict(
         short -= len(slots)
         if spare is not None and spare(victim, component):
             continue
-        if component == at == 0 and victim.on[1] is tree.nothing:
+        if component == at == 0 and victim.parts[1] is tree.nothing:
             _drop_leaf(tree, victim, freed)
         else:
             drop(tree, victim, component, tier, freed)
@@ -133,14 +133,15 @@ def _drop_leaf(tree: Tree, node: Node, freed: Freed) -> None:
     parent = node.parent
     assert parent is not None and node.full is not None, node
     evictable = tree.device.evictable
-    holding = node.on[0]
-    for c, slots in enumerate(holding.slots):
+    freed.dropped += len(node.full)
+    for c, part in enumerate(node.parts[0]):
+        slots = part.slots
         if slots is not None:
             freed.slots[0][c].append(slots)
             evictable[c] -= len(slots)
-    freed.dropped += len(node.full)
-    node.full, holding.slots = None, tree.nothing.slots
-    parent.on[0].kids -= 1
+            part.slots = None
+    node.full = None
+    parent.parts[0][0].kids -= 1
     _pass_on_recency(tree, node)
     tree.unlink(node)
 
@@ -181,12 +182,10 @@ def _rejoin(tree: Tree, node: Node) -> None:
     below = node.lone
     if below is None or not _may_join(tree, node, below):
         return
-    high, low = node.on[Tier.HOST], below.on[Tier.HOST]
-    for c in range(tree.width):
-        front, back = high.slots[c], low.slots[c]
-        if front is not None and back is not None:
-            low.slots[c], high.slots[c] = joined([front, back]), None
-            low.used[c] = max(low.used[c], high.used[c])
+    for high, low in zip(node.parts[1], below.parts[1], strict=True):
+        if high.slots is not None and low.slots is not None:
+            low.slots, high.slots = joined([high.slots, low.slots]), None
+            low.used = max(low.used, high.used)
     parent = node.parent
     assert parent is not None
     below.edge, below.start, below.parent = node.edge + below.edge, node.start, parent
@@ -201,7 +200,7 @@ def _may_join(tree: Tree, node: Node, below: Node) -> bool:
     """Whether the two hold the same kinds of data, on host only, with no lock and no claim."""
     if node.claims or below.claims or below.has(0, Tier.DEVICE):
         return False
-    if any(any(n.on[tier].locks) for n in (node, below) for tier in Tier):
+    if any(part.locks for n in (node, below) for parts in n.parts for part in parts):
         return False
     return not any(node.has(c, Tier.HOST) for c in tree.need.points) and all(
         node.has(c, Tier.HOST) == below.has(c, Tier.HOST) for c, _ in tree.need.windows

@@ -150,10 +150,10 @@ def _first_gap(
 
 
 def _absent(node: Node, component: int, device_only: bool) -> bool:
-    device, host = node.on
-    if device.slots[component] is not None:
+    device, host = node.parts
+    if device[component].slots is not None:
         return False
-    return device_only or host.slots[component] is None
+    return device_only or host[component].slots is None
 
 
 def is_loading(path: list[Node]) -> bool:
@@ -170,14 +170,14 @@ def all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
         return False
     windows, points = need
     for component in points:
-        if matched != last.end or last.on[0].slots[component] is None:
+        if matched != last.end or last.parts[0][component].slots is None:
             return False
     for component, reach in windows:
         low = matched - reach
         for node in reversed(path):
             if node.end <= low:
                 break
-            if node.on[0].slots[component] is None:
+            if node.parts[0][component].slots is None:
                 return False
     return True
 

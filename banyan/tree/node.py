@@ -46,47 +46,83 @@ class Mark(IntEnum):
     """Other prompts with the same beginning: a branch, the first message's end, an interval."""
 
 
-class Holding:
-    """What one tier holds for one node, by component.
-
-    Args:
-        slots: int32[pages of the edge] (one entry for a `Point`), or None: absent.
-        used: recency stamp of `Window` and `Point` data.
+class Part:
+    """What one tier holds of one component for one node.
 
     Attributes:
+        slots: int32[pages of the edge] (one entry for a `Point`), or None: absent.
         locks: how many readers need it. For `Full`, own locks plus the number of locked children,
             so that the totals of a whole branch change with the first lock only. A root counts as
             locked always: a path of locks ends there as it does at any locked node.
+        used: recency stamp of `Window` and `Point` data.
         queued: the key of the live entry in the eviction queue, or None.
-        kids: children that have `Full` data on this tier.
+        kids: for `Full`, how many children have such data on this tier.
     """
 
     __slots__ = ("kids", "locks", "queued", "slots", "used")
 
-    def __init__(self, slots: list[Slots | None], used: list[int]) -> None:
+    def __init__(self, slots: Slots | None = None, used: int = 0) -> None:
         self.slots = slots
         self.used = used
-        self.locks: list[int] = [0] * len(slots)
-        self.queued: list[OrderKey | None] = [None] * len(slots)
-        self.kids = 0
+        self.locks = self.kids = 0
+        self.queued: OrderKey | None = None
 
 
-def empty(components: int) -> Holding:
-    """A record without data, for a tier that is about to get some."""
-    return Holding([None] * components, [0] * components)
+Parts: TypeAlias = tuple[Part, ...]
+"""By component."""
+
+
+class _NoPart(Part):
+    """The absence of data; a write raises."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        for name in Part.__slots__:
+            value = None if name in ("slots", "queued") else 0
+            object.__setattr__(self, name, value)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{name} of a part that is not there")
 
 
 @cache
-def nothing(components: int) -> Holding:
+def nothing(components: int) -> Parts:
     """What a tier holds for a node that it has nothing of: one record for all, never written to.
 
     Many nodes are on one tier only; without an empty record of their own they take less memory, and
     there is less to touch when they go. `TierIndex.add` gives a node its own when it gets data.
     """
-    holding = empty(components)
-    for name in ("slots", "locks", "used", "queued"):
-        setattr(holding, name, tuple(getattr(holding, name)))  # so that a write raises
-    return holding
+    return (_NoPart(),) * components
+
+
+class Holding:
+    """What one tier holds for one node, as lists by component: copies, for who only looks."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    @property
+    def slots(self) -> list[Slots | None]:
+        return [part.slots for part in self._parts]
+
+    @property
+    def locks(self) -> list[int]:
+        return [part.locks for part in self._parts]
+
+    @property
+    def used(self) -> list[int]:
+        return [part.used for part in self._parts]
+
+    @property
+    def queued(self) -> list[OrderKey | None]:
+        return [part.queued for part in self._parts]
+
+    @property
+    def kids(self) -> int:
+        return self._parts[0].kids
 
 
 def one(slot: int) -> Slots:
@@ -130,11 +166,11 @@ class Node:
         first: the bytes of the edge's first page, by which its parent finds it.
         edge: the run's tokens as key bytes, a whole number of pages.
         start, end: positions in tokens, half-open.
-        on: what each tier holds, device first.
+        parts: what each tier holds, device first, by component.
 
     Attributes:
-        full: the device's `Full` slots, the same object as `on[0].slots[0]`: a match and an
-            eviction read them of every node, and each step on the way there is a cache miss.
+        full: the device's `Full` slots, the same object as `parts[0][0].slots`: a match reads them
+            of every node, and each step on the way there may be a cache miss.
         lone: the only child; None where there are none or several. Kept by `link` and `unlink`.
         stamp, hits, born, priority: what eviction policies order by.
         mark: what the checkpoint at `end` is for.
@@ -153,8 +189,8 @@ class Node:
         "hits",
         "lone",
         "mark",
-        "on",
         "parent",
+        "parts",
         "priority",
         "snapshot",
         "stamp",
@@ -168,15 +204,15 @@ class Node:
         edge: bytes,
         start: int,
         end: int,
-        on: tuple[Holding, Holding],
+        parts: tuple[Parts, Parts],
     ) -> None:
         self.parent = parent
         self.first = first
         self.edge = edge
         self.start = start
         self.end = end
-        self.on = on
-        self.full = on[0].slots[0]
+        self.parts = parts
+        self.full = parts[0][0].slots
         self.children: dict[bytes, Node] = {}
         self.lone: Node | None = None
         self.stamp = self.hits = self.born = self.priority = self.snapshot = 0
@@ -201,19 +237,17 @@ class Node:
             parent.lone = next(iter(children.values()), None)
 
     @property
-    def device(self) -> Holding:
-        """What the device holds."""
-        return self.on[0]
-
-    @property
-    def host(self) -> Holding:
-        """What the host holds."""
-        return self.on[1]
+    def on(self) -> tuple[Holding, Holding]:
+        """What the device and the host hold, to be looked at."""
+        device, host = self.parts
+        return Holding(device), Holding(host)
 
     def has(self, component: int, tier: Tier) -> bool:
         """Whether `tier` has this node's data of `component`."""
-        return self.on[tier].slots[component] is not None
+        return self.parts[tier][component].slots is not None
 
     def __repr__(self) -> str:
-        marks = "".join("." if s is None else "dh"[t] for t in (0, 1) for s in self.on[t].slots)
+        marks = "".join(
+            "." if part.slots is None else "dh"[t] for t in (0, 1) for part in self.parts[t]
+        )
         return f"Node[{self.start}:{self.end} {marks}]"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from banyan.tree.lazy_queue import Entry, LazyQueue
-from banyan.tree.node import Holding, Node, OrderKey, Slots, Tier, empty, nothing
+from banyan.tree.node import Node, OrderKey, Part, Slots, Tier, nothing
 
 _SLACK = 64
 """Pushes between two sweeps of a queue, beside half its length."""
@@ -25,7 +25,7 @@ class TierIndex:
     """Totals, locks and eviction order of one tier.
 
     Args:
-        tier: which of a node's holdings this index keeps.
+        tier: which of a node's parts this index keeps.
         components: how many components the spec has.
         page_size: tokens of a page, to tell slots from positions.
         full_key: the order of `Full` leaves; other data goes by its own stamp.
@@ -48,55 +48,51 @@ class TierIndex:
 
     def add(self, node: Node, component: int, slots: Slots) -> None:
         """Give `node` data of `component`. Cost: O(log n). Mutates node, totals, queue."""
-        holding = self._own_holding(node)
-        assert holding.slots[component] is None, (node, component)
-        holding.slots[component] = slots
-        if holding.locks[component]:
+        self._own(node)
+        part = node.parts[self._at][component]
+        assert part.slots is None, (node, component)
+        part.slots = slots
+        if part.locks:
             self.protected[component] += len(slots)
         else:
             self.evictable[component] += len(slots)
         if component == 0 and node.parent is not None:
-            node.full = node.on[0].slots[0]
-            self._own_holding(node.parent).kids += 1
+            node.full = node.parts[0][0].slots
+            self._own(node.parent)
+            node.parent.parts[self._at][0].kids += 1
         self.enqueue(node, component)
 
     def add_leaf(self, node: Node, last: bool) -> None:
         """Count and queue what a new leaf has brought with it; `last`: it stays one."""
         parent = node.parent
         assert parent is not None
-        parent.on[self._at].kids += 1
-        holding = node.on[self._at]
-        for component, slots in enumerate(holding.slots):
+        parent.parts[self._at][0].kids += 1
+        for component, part in enumerate(node.parts[self._at]):
+            slots = part.slots
             if slots is not None:
                 self.evictable[component] += len(slots)
                 if component:
-                    self._push(holding, node, component, holding.used[component])
+                    self._push(part, node, component, part.used)
                 elif last:
-                    self._push(holding, node, 0, self._full_key(node))
+                    self._push(part, node, 0, self._full_key(node))
 
-    def _own_holding(self, node: Node) -> Holding:
-        """This tier's record of `node`, made (as recent as the device's) when there is none."""
-        holding = node.on[self._at]
-        if holding is self._nothing:
-            device = node.on[0]
-            holding = empty(len(self.evictable))
-            holding.used[:] = device.used
-            node.on = (device, holding)
-        return holding
+    def _own(self, node: Node) -> None:
+        """Give `node` a record of its own, as recent as the device's, if it has none here."""
+        if node.parts[self._at] is self._nothing:
+            device = node.parts[0]
+            node.parts = device, tuple([Part(None, part.used) for part in device])
 
     def remove(self, node: Node, component: int) -> Slots:
         """Take `component`'s unlocked data away from `node`; returns its slots."""
-        holding = node.on[self._at]
-        slots = holding.slots[component]
-        assert slots is not None and not holding.locks[component], (node, component)
-        holding.slots[component] = None
+        part = node.parts[self._at][component]
+        slots = part.slots
+        assert slots is not None and not part.locks, (node, component)
+        part.slots = None
         self.evictable[component] -= len(slots)
         if component == 0 and node.parent is not None:
-            node.full = node.on[0].slots[0]
-            above = node.parent.on[self._at]
-            above.kids -= 1
-            if not above.kids:
-                self.enqueue(node.parent, 0)
+            node.full = node.parts[0][0].slots
+            node.parent.parts[self._at][0].kids -= 1
+            self.enqueue(node.parent, 0)
         return slots
 
     # ---- locks -----------------------------------------------------------------------------------
@@ -109,15 +105,13 @@ class TierIndex:
         at = self._at
         below = node
         while True:
-            locks = node.on[at].locks
-            locks[0] += 1
-            if locks[0] > 1:
+            part = node.parts[at][0]
+            part.locks = locks = part.locks + 1
+            if locks > 1:
                 break
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         if node is not below:
-            if below.on[at].slots[0] is None:
-                below = self._lowest_with_data(below)
-            pages = (below.end - node.end) // self._page_size
+            pages = (self._last_with_data(below, node).end - node.end) // self._page_size
             self.evictable[0] -= pages
             self.protected[0] += pages
 
@@ -126,49 +120,48 @@ class TierIndex:
         at = self._at
         below = node
         while True:
-            locks = node.on[at].locks
-            locks[0] -= 1
-            if locks[0]:
+            part = node.parts[at][0]
+            part.locks = locks = part.locks - 1
+            if locks:
                 break
             node = node.parent  # type: ignore[assignment]  # a root is locked always
-        assert locks[0] > 0, node
+        assert locks > 0, node
         if node is not below:
-            if below.on[at].slots[0] is None:
-                below = self._lowest_with_data(below)
-            pages = (below.end - node.end) // self._page_size
+            last = self._last_with_data(below, node)
+            pages = (last.end - node.end) // self._page_size
             self.evictable[0] += pages
             self.protected[0] -= pages
-            self.enqueue(below, 0)
+            if last is not node:
+                self.enqueue(last, 0)
 
-    def _lowest_with_data(self, node: Node) -> Node:
-        """The first node from `node` up that has `Full` data here, or a root: as data is
-        prefix-closed, all above it have too."""
-        while node.on[self._at].slots[0] is None and node.parent is not None:
-            node = node.parent
+    def _last_with_data(self, node: Node, top: Node) -> Node:
+        """The first node from `node` up that has `Full` data here, or `top`: as such data is
+        prefix-closed, all between the two have it, and no other than this one can be a leaf."""
+        while node.parts[self._at][0].slots is None and node is not top:
+            node = node.parent  # type: ignore[assignment]  # `top` is above
         return node
 
     def lock(self, node: Node, component: int) -> None:
         """Lock `Window` or `Point` data of one node, which must be present."""
-        holding = node.on[self._at]
-        slots = holding.slots[component]
+        part = node.parts[self._at][component]
+        slots = part.slots
         assert component and slots is not None, (node, component)
-        holding.locks[component] += 1
-        if holding.locks[component] == 1:
+        part.locks += 1
+        if part.locks == 1:
             self.evictable[component] -= len(slots)
             self.protected[component] += len(slots)
 
     def unlock(self, node: Node, component: int) -> None:
         """Undo one `lock` of one node."""
-        holding = node.on[self._at]
-        slots = holding.slots[component]
-        locks = holding.locks
-        assert slots is not None and locks[component] > 0, (node, component)
-        locks[component] -= 1
-        if not locks[component]:
+        part = node.parts[self._at][component]
+        slots = part.slots
+        assert slots is not None and part.locks > 0, (node, component)
+        part.locks -= 1
+        if not part.locks:
             self.evictable[component] += len(slots)
             self.protected[component] -= len(slots)
-            if holding.queued[component] != holding.used[component]:
-                self._push(holding, node, component, holding.used[component])
+            if part.queued != part.used:
+                self._push(part, node, component, part.used)
 
     def lock_window(self, node: Node, component: int, low: int) -> Node:
         """Lock the data of the nodes from `node` up that lie beyond position `low` as a whole.
@@ -179,13 +172,12 @@ class TierIndex:
         at = self._at
         moved = 0
         while node.start >= low < node.end:
-            holding = node.on[at]
-            slots = holding.slots[component]
-            if slots is None:
+            part = node.parts[at][component]
+            if part.slots is None:
                 break
-            holding.locks[component] += 1
-            if holding.locks[component] == 1:
-                moved += len(slots)
+            part.locks += 1
+            if part.locks == 1:
+                moved += len(part.slots)
             node = node.parent  # type: ignore[assignment]  # a root ends at 0
         self.evictable[component] -= moved
         self.protected[component] += moved
@@ -196,14 +188,13 @@ class TierIndex:
         at = self._at
         moved = 0
         while node.end > low:
-            holding = node.on[at]
-            slots, locks = holding.slots[component], holding.locks
-            assert slots is not None and locks[component] > 0, (node, component)
-            locks[component] -= 1
-            if not locks[component]:
-                moved += len(slots)
-                if holding.queued[component] != holding.used[component]:
-                    self._push(holding, node, component, holding.used[component])
+            part = node.parts[at][component]
+            assert part.slots is not None and part.locks > 0, (node, component)
+            part.locks -= 1
+            if not part.locks:
+                moved += len(part.slots)
+                if part.queued != part.used:
+                    self._push(part, node, component, part.used)
             node = node.parent  # type: ignore[assignment]  # a root ends at 0
         self.evictable[component] += moved
         self.protected[component] -= moved
@@ -212,36 +203,24 @@ class TierIndex:
 
     def is_victim(self, node: Node, component: int) -> bool:
         """Whether this data may go now: present, unlocked and, for `Full`, a leaf of the tier."""
-        holding = node.on[self._at]
-        return (
-            holding.slots[component] is not None
-            and not holding.locks[component]
-            and not (component == 0 and holding.kids)
-        )
+        part = node.parts[self._at][component]
+        return part.slots is not None and not part.locks and not (component == 0 and part.kids)
 
     def key_of(self, node: Node, component: int) -> OrderKey:
         """The place of this data in the order of eviction, as of now."""
-        if component == 0:
-            return self._full_key(node)
-        return node.on[self._at].used[component]
-
-    def _place(self, node: Node, holding: Holding, component: int) -> OrderKey | None:
-        """`key_of` data that `is_victim`, else None: both in one, for what is done all the time."""
-        if holding.slots[component] is None or holding.locks[component]:
-            return None
-        if component:
-            return holding.used[component]
-        return None if holding.kids else self._full_key(node)
+        return node.parts[self._at][component].used if component else self._full_key(node)
 
     def enqueue(self, node: Node, component: int) -> None:
         """Queue data that may go, at its place in the order as of now.
 
         An entry at an earlier place is left to be skipped, which is cheaper than to find it again.
         """
-        holding = node.on[self._at]
-        key = self._place(node, holding, component)
-        if key is not None and holding.queued[component] != key:
-            self._push(holding, node, component, key)
+        part = node.parts[self._at][component]
+        if part.slots is None or part.locks or (component == 0 and part.kids):
+            return
+        key = part.used if component else self._full_key(node)
+        if part.queued != key:
+            self._push(part, node, component, key)
 
     def pop(self, component: int) -> Node | None:
         """The next victim, taken off the queue; None when nothing may go."""
@@ -249,15 +228,16 @@ class TierIndex:
         at = self._at
         while (entry := queue.pop()) is not None:
             key, _, node = entry
-            holding = node.on[at]
-            if holding.queued[component] != key:
+            part = node.parts[at][component]
+            if part.queued != key:
                 continue  # a later push replaced this entry
-            holding.queued[component] = None
-            now = self._place(node, holding, component)
+            part.queued = None
+            if part.slots is None or part.locks or (component == 0 and part.kids):
+                continue
+            now = part.used if component else self._full_key(node)
             if now == key:
                 return node
-            if now is not None:
-                self._push(holding, node, component, now)
+            self._push(part, node, component, now)
         return None
 
     def peek(self, component: int, count: int) -> Iterator[Node]:
@@ -269,8 +249,8 @@ class TierIndex:
             self.enqueue(node, component)
         return iter(taken)
 
-    def _push(self, holding: Holding, node: Node, component: int, key: OrderKey) -> None:
-        holding.queued[component] = key
+    def _push(self, part: Part, node: Node, component: int, key: OrderKey) -> None:
+        part.queued = key
         self._queues[component].push(key, node)
         self._until_sweep[component] -= 1
         if self._until_sweep[component] < 0:
@@ -285,10 +265,10 @@ class TierIndex:
     def _is_live(self, entry: Entry, component: int) -> bool:
         """Whether an entry still stands for its node; if not, the node is queued no longer."""
         key, _, node = entry
-        holding = node.on[self._at]
-        if holding.queued[component] != key:
+        part = node.parts[self._at][component]
+        if part.queued != key:
             return False
         if self.is_victim(node, component):
             return True
-        holding.queued[component] = None
+        part.queued = None
         return False

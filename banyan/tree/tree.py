@@ -30,7 +30,7 @@ from banyan.tree.match import (
     match_on_tiers,
     walk,
 )
-from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, empty, nothing, one
+from banyan.tree.node import Claim, Mark, Node, Part, Parts, Slots, Tier, nothing, one
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
@@ -152,10 +152,10 @@ class Tree:
             if len(self.roots) >= self._roots_limit:
                 self.roots = {name: node for name, node in self.roots.items() if node.children}
                 self._roots_limit = 2 * len(self.roots) + _MIN_ROOTS
-            on = empty(self.width), empty(self.width)
-            for holding in on:
-                holding.locks[0] = 1  # see `Holding.locks`
-            root = self.roots[namespace] = Node(None, b"", b"", 0, 0, on)
+            device, host = ([Part() for _ in range(self.width)] for _ in Tier)
+            device[0].locks = host[0].locks = 1  # see `Part.locks`
+            parts = tuple(device), tuple(host)
+            root = self.roots[namespace] = Node(None, b"", b"", 0, 0, parts)
         return root
 
     def node_at(self, match: Match, boundary: int) -> Node:
@@ -182,11 +182,11 @@ class Tree:
         assert parent is not None and node.start < at < node.end, (node, at)
         pages = (at - node.start) // self.page_size
         cut = pages * self.page_bytes
-        device, host = node.on
-        on = self._front(device, pages), self._front(host, pages)
-        upper = Node(parent, node.first, node.edge[:cut], node.start, at, on)
+        device, host = node.parts
+        parts = self._front(device, pages), self._front(host, pages)
+        upper = Node(parent, node.first, node.edge[:cut], node.start, at, parts)
         node.edge, node.start, node.parent = node.edge[cut:], at, upper
-        node.first, node.full = node.edge[: self.page_bytes], device.slots[0]
+        node.first, node.full = node.edge[: self.page_bytes], device[0].slots
         upper.link()
         node.link()
         upper.stamp, upper.hits, upper.born = node.stamp, node.hits, node.born
@@ -197,20 +197,20 @@ class Tree:
         self.epoch += 1
         return upper
 
-    def _front(self, low: Holding, pages: int) -> Holding:
-        """The upper half's part of what a tier holds for a node, taken from it."""
+    def _front(self, low: Parts, pages: int) -> Parts:
+        """The upper half's share of what a tier holds for a node, taken from it."""
         if low is self.nothing:
             return low
-        high = empty(self.width)
-        for c, component in enumerate(self.spec.components):
+        high = tuple([Part() for _ in low])
+        for front, part, component in zip(high, low, self.spec.components, strict=True):
             if not component.reach.page_shaped:
                 continue
-            slots = low.slots[c]
-            high.locks[c] = low.locks[c] if c else int(low.locks[0] > 0)
-            high.used[c] = low.used[c]
+            front.locks, front.used = part.locks, part.used
+            slots = part.slots
             if slots is not None:
-                high.slots[c], low.slots[c] = slots[:pages].copy(), slots[pages:].copy()
-        high.kids = int(low.slots[0] is not None)
+                front.slots, part.slots = slots[:pages].copy(), slots[pages:].copy()
+        high[0].locks = int(low[0].locks > 0)
+        high[0].kids = int(low[0].slots is not None)
         return high
 
     def _split_claims(self, node: Node, upper: Node, pages: int) -> None:
@@ -240,13 +240,13 @@ class Tree:
         for c, reach in windows:
             low = max(0, node.end - reach)
             n = device.lock_window(node, c, low)
-            if n.end > low and n.on[0].slots[c] is not None:
+            if n.end > low and n.parts[0][c].slots is not None:
                 self.split(n, low)
                 n = device.lock_window(n, c, low)
             starts[c] = n.end
         if states and node.parent is not None:
             for c in points:
-                if node.on[0].slots[c] is not None:
+                if node.parts[0][c].slots is not None:
                     device.lock(node, c)
                     starts[c] = node.end
         return starts
@@ -326,7 +326,7 @@ class Tree:
 
     def _enqueue(self, node: Node, component: int) -> None:
         self.device.enqueue(node, component)
-        if node.on[1] is not self.nothing:
+        if node.parts[1] is not self.nothing:
             self.host.enqueue(node, component)
 
     def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
@@ -340,10 +340,10 @@ class Tree:
             self._stamp(node, c, stamp)
 
     def _stamp(self, node: Node, component: int, stamp: int) -> None:
-        device, host = node.on
-        device.used[component] = stamp
+        device, host = node.parts
+        device[component].used = stamp
         if host is not self.nothing:
-            host.used[component] = stamp
+            host[component].used = stamp
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
@@ -431,8 +431,9 @@ class Tree:
             if at == end:
                 slots[c] = one(slot)
         edge = key[start * TOKEN_BYTES : end * TOKEN_BYTES]
-        device = Holding(slots, [self.tick - _COLD] * self.width)
-        node = Node(parent, edge[: self.page_bytes], edge, start, end, (device, self.nothing))
+        cold = self.tick - _COLD
+        parts = tuple([Part(part, cold) for part in slots]), self.nothing
+        node = Node(parent, edge[: self.page_bytes], edge, start, end, parts)
         node.born = node.stamp = self.tick
         if priority > 0:
             node.priority = priority
@@ -467,16 +468,17 @@ class Tree:
                 continue
             low = max(first, offer.first_page)
             piece = offer.slots[low - offer.first_page : last - offer.first_page]
-            have = node.on[0].slots[c]
+            part = node.parts[0][c]
+            have = part.slots
             if have is None:
-                node.on[0].used[c] = self.tick - _COLD
+                part.used = self.tick - _COLD
                 self.attach(node, c, Tier.DEVICE, piece)
             else:
                 out.duplicates.append((c, piece))
                 out.repoint.append((c, low, have[low - first :]))
         for c, (at, slot) in states.items():
             if at == node.end and not node.has(c, Tier.DEVICE):
-                node.on[0].used[c] = self.tick - _COLD
+                node.parts[0][c].used = self.tick - _COLD
                 self.attach(node, c, Tier.DEVICE, one(slot))
                 out.taken.add(c)
 
