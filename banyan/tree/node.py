@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
 from sys import byteorder
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -159,6 +160,10 @@ class Claim:
         self.src, self.dst = src, dst
 
 
+_CHILDLESS: dict[bytes, Node] = MappingProxyType({})  # type: ignore[assignment]
+"""The children of all nodes that have had none yet, most of a wide tree; a write raises."""
+
+
 class Node:
     """A run of whole pages below its parent.
 
@@ -213,7 +218,7 @@ class Node:
         self.end = end
         self.parts = parts
         self.full = parts[0][0].slots
-        self.children: dict[bytes, Node] = {}
+        self.children = _CHILDLESS
         self.lone: Node | None = None
         self.stamp = self.hits = self.born = self.priority = self.snapshot = 0
         self.mark = Mark.PASSED
@@ -223,9 +228,12 @@ class Node:
         """Hang this node on its parent, in the place of another with the same first page."""
         parent = self.parent
         assert parent is not None
-        children = parent.children
-        children[self.first] = self
-        parent.lone = self if len(children) == 1 else None
+        if parent.children is _CHILDLESS:
+            parent.children = {self.first: self}
+            parent.lone = self
+            return
+        parent.children[self.first] = self
+        parent.lone = self if len(parent.children) == 1 else None
 
     def unlink(self) -> None:
         """Take this node off its parent."""

@@ -62,8 +62,12 @@ class TierIndex:
             node.parent.parts[self._at][0].kids += 1
         self.enqueue(node, component)
 
-    def add_leaf(self, node: Node, last: bool) -> None:
-        """Count and queue what a new leaf has brought with it; `last`: it stays one."""
+    def add_leaf(self, node: Node, stays: bool) -> None:
+        """Count and queue what a new leaf has brought with it.
+
+        Args:
+            stays: it remains a leaf; else a child of it is on its way.
+        """
         parent = node.parent
         assert parent is not None
         parent.parts[self._at][0].kids += 1
@@ -73,7 +77,7 @@ class TierIndex:
                 self.evictable[component] += len(slots)
                 if component:
                     self._push(part, node, component, part.used)
-                elif last:
+                elif stays:
                     self._push(part, node, 0, self._full_key(node))
 
     def _own(self, node: Node) -> None:
@@ -111,7 +115,9 @@ class TierIndex:
                 break
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         if node is not below:
-            pages = (self._last_with_data(below, node).end - node.end) // self._page_size
+            if below.parts[at][0].slots is None:
+                below = self._last_with_data(below, node)
+            pages = (below.end - node.end) // self._page_size
             self.evictable[0] -= pages
             self.protected[0] += pages
 
@@ -127,12 +133,13 @@ class TierIndex:
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         assert locks > 0, node
         if node is not below:
-            last = self._last_with_data(below, node)
-            pages = (last.end - node.end) // self._page_size
+            if below.parts[at][0].slots is None:
+                below = self._last_with_data(below, node)
+            pages = (below.end - node.end) // self._page_size
             self.evictable[0] += pages
             self.protected[0] -= pages
-            if last is not node:
-                self.enqueue(last, 0)
+            if below is not node:
+                self.enqueue(below, 0)
 
     def _last_with_data(self, node: Node, top: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or `top`: as such data is

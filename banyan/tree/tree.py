@@ -378,14 +378,16 @@ class Tree:
         out = Inserted(node, [], [], set())
         for cut in self._cuts(node, stop, offers, states):
             while node.end < cut:
-                first = node.end * TOKEN_BYTES
-                child = node.children.get(key[first : first + self.page_bytes])
-                if child is None:
-                    node = self._grow(node, key, cut, offers, states, priority, cut == stop)
-                    out.taken.update([c for c, (at, _) in states.items() if at == cut])
-                else:
+                at = node.end * TOKEN_BYTES
+                first = key[at : at + self.page_bytes]
+                child = node.children.get(first)
+                if child is not None:
                     node = self._along(child, key, cut, priority)
                     self._merge(node, offers, states, out)
+                    continue
+                node = self._grow(node, first, key[at : cut * TOKEN_BYTES], offers, states, out)
+                node.priority = max(0, priority)
+                self.device.add_leaf(node, stays=cut == stop)
         return Inserted(node, out.duplicates, out.repoint, out.taken)
 
     def _cuts(
@@ -395,50 +397,41 @@ class Tree:
         offers: Sequence[Offer | None],
         states: dict[int, tuple[int, int]],
     ) -> list[int]:
-        """Where an edge must end: an offer or a window begins, a state is."""
-        windows = self.need.windows
-        if not windows and not states:
-            return [stop] if node.end < stop else []
-        cuts = {stop}
-        for c, reach in windows:
+        """Where an edge must end: an offer or a window begins, a state is; and `stop`, last."""
+        wanted = [at for at, _ in states.values()]
+        for c, reach in self.need.windows:
             offer = offers[c]
             if offer is not None:
-                cuts.update((offer.first_page * self.page_size, stop - reach))
-        for at, _ in states.values():
-            cuts.add(at)
+                wanted += (offer.first_page * self.page_size, stop - reach)
         end = node.end
-        return sorted([at for at in cuts if end < at <= stop])
+        cuts = [stop] if end < stop else []
+        for at in wanted:
+            if end < at < stop and at not in cuts:
+                cuts.append(at)
+        cuts.sort()
+        return cuts
 
     def _grow(
         self,
         parent: Node,
-        key: bytes,
-        end: int,
+        first: bytes,
+        edge: bytes,
         offers: Sequence[Offer | None],
         states: dict[int, tuple[int, int]],
-        priority: int,
-        last: bool,
+        out: Inserted,
     ) -> Node:
-        """A new leaf that spells `key` from `parent` to `end`, with all that is offered for it.
-
-        Args:
-            last: it stays a leaf.
-        """
-        start = parent.end
+        """A new leaf below `parent` with all that is offered for it, cold, to be counted yet."""
+        start, cold = parent.end, self.tick - _COLD
+        end = start + len(edge) // TOKEN_BYTES
         pages = slice(start // self.page_size, end // self.page_size)
-        slots = [None if offer is None else _part(offer, pages) for offer in offers]
+        parts = [Part(None if offer is None else _part(offer, pages), cold) for offer in offers]
         for c, (at, slot) in states.items():
             if at == end:
-                slots[c] = one(slot)
-        edge = key[start * TOKEN_BYTES : end * TOKEN_BYTES]
-        cold = self.tick - _COLD
-        parts = tuple([Part(part, cold) for part in slots]), self.nothing
-        node = Node(parent, edge[: self.page_bytes], edge, start, end, parts)
+                parts[c].slots = one(slot)
+                out.taken.add(c)
+        node = Node(parent, first, edge, start, end, (tuple(parts), self.nothing))
         node.born = node.stamp = self.tick
-        if priority > 0:
-            node.priority = priority
         node.link()
-        self.device.add_leaf(node, last)
         self.epoch += 1
         return node
 

@@ -200,8 +200,10 @@ def slots_of(match: Match, page_size: int) -> Slots:
     boundary = match.device_boundary
     if not boundary:
         return np.empty(0, np.int32)
-    parts = [node.full for node in match.path if node.full is not None]
-    found = joined(parts)
+    found = match.path[0].full
+    if len(match.path) > 1:
+        found = joined([node.full for node in match.path if node.full is not None])
+    assert found is not None
     pages = boundary // page_size
     return found if len(found) == pages else found[:pages]
 
