@@ -15,13 +15,11 @@ Rules kept at all times (checked by `banyan.tree.check`):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-
-from msgspec import Struct
 
 from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
-from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.growth import COLD, Inserted, Offer, insert
+from banyan.tree.keys import TOKEN_BYTES
 from banyan.tree.match import (
     Coverage,
     Match,
@@ -30,39 +28,11 @@ from banyan.tree.match import (
     match_on_tiers,
     walk,
 )
-from banyan.tree.node import Claim, Mark, Node, Part, Parts, Slots, Tier, nothing, one
+from banyan.tree.node import Claim, Mark, Node, Part, Parts, Slots, Tier, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
-_COLD = 1 << 62
 _MIN_ROOTS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Request-owned slots of consecutive pages from `first_page` on, offered to the tree.
-
-    The tree keeps the array, or views of it: it must not be changed afterwards.
-    """
-
-    first_page: int
-    slots: Slots
-
-
-class Inserted(Struct, frozen=True, eq=False, gc=False):
-    """What an insert did with what it was offered.
-
-    Args:
-        node: the node that ends at the insert's stop.
-        duplicates: (component, slots) that the tree had already; the caller's to free.
-        repoint: (component, first page, slots): the tree's own slots for those pages.
-        taken: `Point` components whose state the tree took.
-    """
-
-    node: Node
-    duplicates: list[tuple[int, Slots]]
-    repoint: list[tuple[int, int, Slots]]
-    taken: set[int]
 
 
 class Tree:
@@ -169,7 +139,7 @@ class Tree:
         if match.epoch != self.epoch:
             match = self.match(match.key, match.namespace)
         assert boundary <= match.full_len, (boundary, match.full_len)
-        node = next(n for n in match.path if n.end >= boundary)
+        node = next(n for n in reversed(match.path) if n.start < boundary)
         return node if node.end == boundary else self.split(node, boundary)
 
     def split(self, node: Node, at: int) -> Node:
@@ -299,7 +269,7 @@ class Tree:
         Not the pages that a `KEEP` checkpoint near it needs as well. What a boundary of another
         kind needs is cooled too: `use` that one afterwards.
         """
-        cold = self.tick - _COLD
+        cold = self.tick - COLD
         for c, reach in self.need.windows:
             low, n = self._kept_from(node, reach), node
             while n.parent is not None and n.end > node.end - reach:
@@ -374,106 +344,7 @@ class Tree:
 
         Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).
         """
-        self.tick += 1
-        out = Inserted(node, [], [], set())
-        for cut in self._cuts(node, stop, offers, states):
-            while node.end < cut:
-                at = node.end * TOKEN_BYTES
-                first = key[at : at + self.page_bytes]
-                child = node.children.get(first)
-                if child is not None:
-                    node = self._along(child, key, cut, priority)
-                    self._merge(node, offers, states, out)
-                    continue
-                node = self._grow(node, first, key[at : cut * TOKEN_BYTES], offers, states, out)
-                node.priority = max(0, priority)
-                self.device.add_leaf(node, stays=cut == stop)
-        return Inserted(node, out.duplicates, out.repoint, out.taken)
-
-    def _cuts(
-        self,
-        node: Node,
-        stop: int,
-        offers: Sequence[Offer | None],
-        states: dict[int, tuple[int, int]],
-    ) -> list[int]:
-        """Where an edge must end: an offer or a window begins, a state is; and `stop`, last."""
-        wanted = [at for at, _ in states.values()]
-        for c, reach in self.need.windows:
-            offer = offers[c]
-            if offer is not None:
-                wanted += (offer.first_page * self.page_size, stop - reach)
-        end = node.end
-        cuts = [stop] if end < stop else []
-        for at in wanted:
-            if end < at < stop and at not in cuts:
-                cuts.append(at)
-        cuts.sort()
-        return cuts
-
-    def _grow(
-        self,
-        parent: Node,
-        first: bytes,
-        edge: bytes,
-        offers: Sequence[Offer | None],
-        states: dict[int, tuple[int, int]],
-        out: Inserted,
-    ) -> Node:
-        """A new leaf below `parent` with all that is offered for it, cold, to be counted yet."""
-        start, cold = parent.end, self.tick - _COLD
-        end = start + len(edge) // TOKEN_BYTES
-        pages = slice(start // self.page_size, end // self.page_size)
-        parts = [Part(None if offer is None else _part(offer, pages), cold) for offer in offers]
-        for c, (at, slot) in states.items():
-            if at == end:
-                parts[c].slots = one(slot)
-                out.taken.add(c)
-        node = Node(parent, first, edge, start, end, (tuple(parts), self.nothing))
-        node.born = node.stamp = self.tick
-        node.link()
-        self.epoch += 1
-        return node
-
-    def _along(self, child: Node, key: bytes, end: int, priority: int) -> Node:
-        """The part of `child` that spells `key` to `end` at most; split off where needed."""
-        start = child.start
-        first = start * TOKEN_BYTES
-        if child.end > end or not key.startswith(child.edge, first):
-            shared = common_bytes(child.edge, key, first, end * TOKEN_BYTES) // self.page_bytes
-            child = self.split(child, start + shared * self.page_size)
-        if priority > child.priority:
-            child.priority = priority
-            self.requeue(child)
-        return child
-
-    def _merge(
-        self,
-        node: Node,
-        offers: Sequence[Offer | None],
-        states: dict[int, tuple[int, int]],
-        out: Inserted,
-    ) -> None:
-        """Give `node` what it lacks of the offers; report the rest as duplicates."""
-        first, last = node.start // self.page_size, node.end // self.page_size
-        for c, offer in enumerate(offers):
-            if offer is None or offer.first_page >= last:
-                continue
-            low = max(first, offer.first_page)
-            piece = offer.slots[low - offer.first_page : last - offer.first_page]
-            part = node.parts[0][c]
-            have = part.slots
-            if have is None:
-                part.used = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, piece)
-            else:
-                out.duplicates.append((c, piece))
-                out.repoint.append((c, low, have[low - first :]))
-        for c, (at, slot) in states.items():
-            if at == node.end and not node.has(c, Tier.DEVICE):
-                node.parts[0][c].used = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, one(slot))
-                out.taken.add(c)
+        return insert(self, node, key, stop, offers, states, priority)
 
     def attach(self, node: Node, component: int, tier: Tier, slots: Slots) -> None:
         """Give `node` data on `tier`; the caller has seen to T2 and T4."""
@@ -514,13 +385,3 @@ class Tree:
         assert not node.children, node
         node.unlink()
         self.epoch += 1
-
-
-def _part(offer: Offer, pages: slice) -> Slots | None:
-    """What is offered for a run of pages, all of it or none; the array itself where it is that."""
-    first, slots = offer.first_page, offer.slots
-    if first > pages.start:
-        return None
-    if first == pages.start and len(slots) == pages.stop - first:
-        return slots
-    return slots[pages.start - first : pages.stop - first]
