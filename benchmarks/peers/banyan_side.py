@@ -1,7 +1,7 @@
 """Banyan's tree behind the interface that is measured, at the level a scheduler calls it.
 
-Owns a tree without pools: slots come from counters. Needs numpy only, so that it can be measured
-inside the Python of another system. One thread.
+Owns a tree without pools: slots come from counters. Needs numpy and msgspec only, so that it can be
+measured inside the Python of another system. One thread.
 
 What differs from SGLang's tree, and how it is made even:
 
