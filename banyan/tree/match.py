@@ -43,7 +43,7 @@ def coverage_of(spec: CacheSpec) -> Coverage:
 class Match(Struct, frozen=True, eq=False, gc=False):
     """What a key can be resumed from. Made by `Tree.match`; the tree is not changed by it.
 
-    A `Struct` takes a third of a dataclass's time to create. Nothing that it names refers to it, so
+    A `Struct` takes less than half of a dataclass's time to create. Nothing that it names refers to it, so
     that the garbage collector need not look at it.
 
     Args:
