@@ -43,8 +43,8 @@ def coverage_of(spec: CacheSpec) -> Coverage:
 class Match(Struct, frozen=True, eq=False, gc=False):
     """What a key can be resumed from. Made by `Tree.match`; the tree is not changed by it.
 
-    A `Struct` takes less than half of a dataclass's time to create. Nothing that it names refers to it, so
-    that the garbage collector need not look at it.
+    A `Struct` takes less than half of a dataclass's time to create. Nothing that it names refers to
+    it, so that the garbage collector need not look at it.
 
     Args:
         boundary: tokens that need not be computed if what is on host is loaded back.
