@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-import numpy as np
-
 from banyan.lease import Lease, PageTable, StateTable
 from banyan.tiers.controller import Controller, Shortage
 from banyan.tiers.ops import Slots
-from banyan.tree import Match, Node, Tier, Tree
+from banyan.tree import Match, Node, Tree
+from banyan.tree.node import joined
 
 
 class Grants:
@@ -97,7 +96,7 @@ class Grants:
                 n = n.parent
             table = PageTable(low // self.tree.page_size)
             if parts:
-                table.append(np.concatenate(parts[::-1]))
+                table.append(joined(parts[::-1]))
             table.owned_from = lease.boundary // self.tree.page_size
             lease.tables[c] = table
         if node.parent is not None:
@@ -116,12 +115,12 @@ class Grants:
         parts: list[Slots] = []
         n = node
         while n is not lease.node:
-            slots = n.on[Tier.DEVICE].slots[0]
+            slots = n.parts[0][0].slots
             assert slots is not None and n.parent is not None, n
             parts.append(slots)
             n = n.parent
         table = lease.pages(0)
-        table.append(np.concatenate(parts[::-1]))
+        table.append(joined(parts[::-1]))
         table.owned_from = node.end // self.tree.page_size
 
     def return_borrowed(self, lease: Lease) -> None:
@@ -131,7 +130,7 @@ class Grants:
             lease.borrowed = None
 
     def _slots_of(self, lease: Lease, node: Node, component: int) -> Slots:
-        slots = node.on[Tier.DEVICE].slots[component]
+        slots = node.parts[0][component].slots
         if slots is None:
             slots = next(
                 p.dst
@@ -157,12 +156,12 @@ class Grants:
         while n.parent is not None:
             first, last = n.start // self.tree.page_size, n.end // self.tree.page_size
             for c in self._paged:
-                table, slots = lease.pages(c), n.on[Tier.DEVICE].slots[c]
+                table, slots = lease.pages(c), n.parts[0][c].slots
                 low = max(first, table.first_page)
                 if slots is not None and low < last:
                     table.replace(low, slots[low - first :])
             n = n.parent
         for c in self.tree.need.points:
-            state, slots = lease.states(c), lease.node.on[Tier.DEVICE].slots[c]
+            state, slots = lease.states(c), lease.node.parts[0][c].slots
             if state.read_locked and slots is not None:
                 state.read = int(slots[0])

@@ -3,7 +3,7 @@
     python -m benchmarks.versus_sglang [--sglang-python PATH] [--json FILE] [--quick]
 
 SGLang is looked for in this Python, or in the one that `--sglang-python` names, whose environment
-(`PYTHONPATH` too) is passed on; the rest of Banyan's dependencies are not needed there, but numpy.
+(`PYTHONPATH` too) is passed on; of Banyan's dependencies numpy and msgspec are needed there.
 All sides are measured in that one process, on the same prompts, and take turns; a row's figure is
 the median of its samples. It was written for SGLang 0.5.23 on a CPU; `benchmarks/peers` says what
 stands in for a GPU server, and where the two systems differ. The exit status is 2 where SGLang

@@ -155,7 +155,7 @@ class Controller:
         """Return evicted slots to their pools, and count them."""
         for tier in Tier:
             for c, pool in enumerate(self.allocators[tier]):
-                if freed.count(tier, c):
+                if freed.slots[tier][c]:
                     slots = freed.take(tier, c)
                     pool.free(slots)
                     if self.journal is not None:

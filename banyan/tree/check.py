@@ -63,8 +63,15 @@ def _structure(tree: Tree, node: Node) -> Iterator[str]:
         yield f"T1 {node}: edge of {length} tokens is not a whole number of pages"
     if node.end - node.start != length or node.start != parent.end:
         yield f"INV-14 {node}: positions disagree with its edge or with {parent}"
-    if parent.children.get(node.edge[: tree.page_bytes]) is not node:
+    if parent.children.get(node.first) is not node or not node.edge.startswith(node.first):
         yield f"T1 {node}: not found under its first page"
+    if len(node.first) != tree.page_bytes:
+        yield f"T1 {node}: found under {len(node.first)} bytes, a page has {tree.page_bytes}"
+    if node.full is not node.parts[0][0].slots:
+        yield f"{node}: its device slots at hand are not those that the device holds"
+    for n in (node, parent):
+        if n.lone is not (next(iter(n.children.values())) if len(n.children) == 1 else None):
+            yield f"{n}: names {n.lone} as its only child, has {len(n.children)}"
     for claim in node.claims or ():
         if claim.node is not node or claim not in claim.op.claims:
             yield f"INV-09 {node}: carries a claim that is not its operation's"
@@ -80,12 +87,13 @@ def _presence(tree: Tree, node: Node) -> Iterator[str]:
         if node.has(0, tier) and parent.parent is not None and not parent.has(0, tier):
             yield f"T2/INV-08 {node}: Full on {tier.name}, its parent has none there"
         kids = sum(child.has(0, tier) for child in node.children.values())
-        if kids != node.on[tier].kids:
-            yield f"{node}: counts {node.on[tier].kids} kids on {tier.name}, has {kids}"
+        parts = node.parts[tier]
+        if kids != parts[0].kids:
+            yield f"{node}: counts {parts[0].kids} kids on {tier.name}, has {kids}"
         for c, component in enumerate(tree.spec.components):
-            slots = node.on[tier].slots[c]
+            slots = parts[c].slots
             if slots is None:
-                if c and node.on[tier].locks[c]:
+                if c and parts[c].locks:
                     yield f"INV-06 {node}: absent {component.name} is locked on {tier.name}"
                 continue
             pages = len(node.edge) // tree.page_bytes if component.reach.page_shaped else 1
@@ -101,11 +109,12 @@ def _totals(tree: Tree, nodes: list[Node], tier: Tier) -> Iterator[str]:
     for c in range(tree.width):
         sums = [0, 0]
         for node in nodes:
-            slots = node.on[tier].slots[c]
+            part = node.parts[tier][c]
+            slots = part.slots
             if slots is not None:
-                sums[node.on[tier].locks[c] > 0] += len(slots)
+                sums[part.locks > 0] += len(slots)
             if index.is_victim(node, c):
-                queued = node.on[tier].queued[c]
+                queued = part.queued
                 if queued is None or queued > index.key_of(node, c):
                     yield f"{node}: may go from {tier.name} but is queued as {queued}"
         if sums != [index.evictable[c], index.protected[c]]:
@@ -122,10 +131,10 @@ def _locks(tree: Tree, nodes: list[Node], holds: Iterable[Hold]) -> Iterator[str
             yield f"INV-04 {hold.node}: held {hold.component} is gone from {hold.tier.name}"
     for node in nodes:
         for tier in Tier:
-            locks = node.on[tier].locks
+            parts = node.parts[tier]
             for c in range(tree.width):
                 wanted = own[tier, id(node), c]
                 if c == 0:
-                    wanted += sum(k.on[tier].locks[0] > 0 for k in node.children.values())
-                if locks[c] != wanted:
-                    yield f"INV-03 {node}: {tier.name}/{c} has {locks[c]} locks, holders {wanted}"
+                    wanted += sum(k.parts[tier][0].locks > 0 for k in node.children.values())
+                if (locks := parts[c].locks) != wanted:
+                    yield f"INV-03 {node}: {tier.name}/{c} has {locks} locks, holders {wanted}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from banyan.tree.node import Node, Slots, Tier
+from banyan.tree.node import Node, Slots, Tier, joined
 
 if TYPE_CHECKING:
     from banyan.tree.tree import Tree
@@ -37,28 +37,25 @@ class Freed:
         self.demoted = 0
         self.dropped = 0
         self.tombstones = 0
-        self._counts = ([0] * width, [0] * width)
 
     def add(self, tier: Tier, component: int, slots: Slots) -> None:
         """Record slots that left `tier`."""
         self.slots[tier][component].append(slots)
-        self._counts[tier][component] += len(slots)
 
     def count(self, tier: Tier, component: int) -> int:
-        """Slots freed so far."""
-        return self._counts[tier][component]
+        """Slots freed so far. Cost: O(nodes they came from)."""
+        return sum(map(len, self.slots[tier][component]))
 
     def take(self, tier: Tier, component: int) -> Slots:
-        """All slots freed there, int32[count]."""
+        """All slots freed there, int32[count], to be read only."""
         parts = self.slots[tier][component]
-        return np.concatenate(parts) if parts else np.empty(0, np.int32)
+        return joined(parts) if parts else np.empty(0, np.int32)
 
     def extend(self, other: Freed) -> None:
         """Add what another eviction freed."""
         for tier in Tier:
             for component, parts in enumerate(other.slots[tier]):
-                for slots in parts:
-                    self.add(tier, component, slots)
+                self.slots[tier][component] += parts
         self.demoted += other.demoted
         self.dropped += other.dropped
         self.tombstones += other.tombstones
@@ -82,20 +79,29 @@ def evict(tree: Tree, tier: Tier, need: Sequence[int], spare: Spare | None) -> F
         return None
     freed = Freed(tree.width)
     for component, wanted in enumerate(need):
-        coming = 0
-        while freed.count(tier, component) + coming < wanted:
-            node = index.pop(component)
-            if node is None:
-                break
-            short = wanted - coming - freed.count(tier, component)
-            victim = _cut_to_size(tree, node, component, tier, short)
-            slots = victim.on[tier].slots[component]
-            assert slots is not None
-            if spare is not None and spare(victim, component):
-                coming += len(slots)
-            else:
-                drop(tree, victim, component, tier, freed)
+        _evict(tree, tier, component, wanted - freed.count(tier, component), spare, freed)
     return freed
+
+
+def _evict(
+    tree: Tree, tier: Tier, component: int, short: int, spare: Spare | None, freed: Freed
+) -> None:
+    """Free `short` slots of one component, as far as there are any."""
+    index = tree.index[tier]
+    at = int(tier)
+    while short > 0 and (victim := index.pop(component)) is not None:
+        slots = victim.parts[at][component].slots
+        assert slots is not None
+        if len(slots) > short:
+            victim = _cut_to_size(tree, victim, component, tier, short)
+            slots = slots[:short]
+        short -= len(slots)
+        if spare is not None and spare(victim, component):
+            continue
+        if component == at == 0 and victim.parts[1] is tree.nothing:
+            _drop_leaf(tree, victim, freed)
+        else:
+            drop(tree, victim, component, tier, freed)
 
 
 def drop_unlocked(tree: Tree, roots: Sequence[Node]) -> Freed:
@@ -114,16 +120,30 @@ def drop_unlocked(tree: Tree, roots: Sequence[Node]) -> Freed:
 
 def _cut_to_size(tree: Tree, node: Node, component: int, tier: Tier, short: int) -> Node:
     """The part of a victim that covers the shortfall: a leaf's tail, a window's front."""
-    slots = node.on[tier].slots[component]
-    assert slots is not None
-    if len(slots) <= short:
-        return node
     if component == 0:
         tree.split(node, node.end - short * tree.page_size)
         return node
     upper = tree.split(node, node.start + short * tree.page_size)
     tree.index[tier].enqueue(node, component)
     return upper
+
+
+def _drop_leaf(tree: Tree, node: Node, freed: Freed) -> None:
+    """`drop` of a device leaf that host has nothing of, the usual one, in one go."""
+    parent = node.parent
+    assert parent is not None and node.full is not None, node
+    evictable = tree.device.evictable
+    freed.dropped += len(node.full)
+    for c, part in enumerate(node.parts[0]):
+        slots = part.slots
+        if slots is not None:
+            freed.slots[0][c].append(slots)
+            evictable[c] -= len(slots)
+            part.slots = None
+    node.full = None
+    parent.parts[0][0].kids -= 1
+    _pass_on_recency(tree, node)
+    tree.unlink(node)
 
 
 def drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> None:
@@ -159,21 +179,18 @@ def _rejoin(tree: Tree, node: Node) -> None:
     Undoes the cuts of an eviction page by page, which would leave a node per page for good. The
     child stays, being the end. Cost: O(len(edge)), as the cut.
     """
-    if len(node.children) != 1:
+    below = node.lone
+    if below is None or not _may_join(tree, node, below):
         return
-    (below,) = node.children.values()
-    if not _may_join(tree, node, below):
-        return
-    high, low = node.on[Tier.HOST], below.on[Tier.HOST]
-    for c in range(tree.width):
-        front, back = high.slots[c], low.slots[c]
-        if front is not None and back is not None:
-            low.slots[c], high.slots[c] = np.concatenate([front, back]), None
-            low.used[c] = max(low.used[c], high.used[c])
+    for high, low in zip(node.parts[1], below.parts[1], strict=True):
+        if high.slots is not None and low.slots is not None:
+            low.slots, high.slots = joined([high.slots, low.slots]), None
+            low.used = max(low.used, high.used)
     parent = node.parent
     assert parent is not None
     below.edge, below.start, below.parent = node.edge + below.edge, node.start, parent
-    parent.children[below.edge[: tree.page_bytes]] = below
+    below.first = node.first
+    below.link()
     below.stamp, below.hits = max(below.stamp, node.stamp), max(below.hits, node.hits)
     below.priority, below.born = max(below.priority, node.priority), min(below.born, node.born)
     tree.requeue(below)
@@ -183,7 +200,7 @@ def _may_join(tree: Tree, node: Node, below: Node) -> bool:
     """Whether the two hold the same kinds of data, on host only, with no lock and no claim."""
     if node.claims or below.claims or below.has(0, Tier.DEVICE):
         return False
-    if any(any(n.on[tier].locks) for n in (node, below) for tier in Tier):
+    if any(part.locks for n in (node, below) for parts in n.parts for part in parts):
         return False
     return not any(node.has(c, Tier.HOST) for c in tree.need.points) and all(
         node.has(c, Tier.HOST) == below.has(c, Tier.HOST) for c, _ in tree.need.windows
@@ -193,8 +210,12 @@ def _may_join(tree: Tree, node: Node, below: Node) -> bool:
 def _pass_on_recency(tree: Tree, node: Node) -> None:
     """A leaf's use was a use of its whole path: the parent inherits what is later or larger."""
     parent = node.parent
-    if parent is not None and parent.parent is not None:
-        parent.stamp = max(parent.stamp, node.stamp)
-        parent.hits = max(parent.hits, node.hits)
-        parent.priority = max(parent.priority, node.priority)
-        tree.requeue(parent)
+    if parent is None or parent.parent is None:
+        return
+    if node.stamp > parent.stamp:
+        parent.stamp = node.stamp
+    if node.hits > parent.hits:
+        parent.hits = node.hits
+    if node.priority > parent.priority:
+        parent.priority = node.priority
+    tree.requeue(parent)

@@ -7,8 +7,9 @@ The result is the largest boundary in the intersection of what all components ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from banyan.spec import CacheSpec, Full, Point, Window
 from banyan.tree.keys import TOKEN_BYTES, common_bytes
@@ -39,11 +40,11 @@ def coverage_of(spec: CacheSpec) -> Coverage:
     return Coverage(tuple(windows), tuple(points))
 
 
-@dataclass(slots=True, eq=False)
-class Match:
+class Match(Struct, frozen=True, eq=False, gc=False):
     """What a key can be resumed from. Made by `Tree.match`; the tree is not changed by it.
 
-    Not to be changed (it is not frozen, which would make it three times as dear to create).
+    A `Struct` takes less than half of a dataclass's time to create. Nothing that it names refers to
+    it, so that the garbage collector need not look at it.
 
     Args:
         boundary: tokens that need not be computed if what is on host is loaded back.
@@ -74,30 +75,31 @@ class Match:
         return self.full_len
 
 
-def walk(root: Node, key: bytes, limit: int, page_bytes: int) -> tuple[list[Node], int]:
-    """Nodes that spell a prefix of `key`, and how many bytes of it they spell (whole pages).
+def walk(root: Node, key: bytes, page_bytes: int) -> tuple[list[Node], int]:
+    """Nodes that spell a prefix of `key`, and how many tokens of it they spell: at most all but its
+    last token, in whole pages (INV-15).
 
-    Args:
-        limit: bytes of the key that may be matched, a whole number of pages.
-
-    Cost: one dict look-up and one memcmp per node.
+    Cost: one memcmp per node, and one dict look-up where it has siblings.
     """
     path: list[Node] = []
-    children, at = root.children, 0
+    limit = max(0, (len(key) - TOKEN_BYTES) // page_bytes * page_bytes)
+    node, at = root, 0
     startswith, append = key.startswith, path.append
     while at < limit:
-        child = children.get(key[at : at + page_bytes])
+        child = node.lone or node.children.get(key[at : at + page_bytes])
         if child is None:
             break
-        append(child)
         edge = child.edge
         if not startswith(edge, at):
-            shared = common_bytes(edge, key, at, limit)
-            at += shared - shared % page_bytes
+            shared = common_bytes(edge, key, at, limit) // page_bytes * page_bytes
+            if shared:
+                append(child)
+            at += shared
             break
+        append(child)
         at += len(edge)
-        children = child.children
-    return path, min(at, limit)
+        node = child
+    return path, min(at, limit) // TOKEN_BYTES
 
 
 def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: bool) -> int:
@@ -124,7 +126,7 @@ def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: b
 def device_end(path: list[Node], matched: int) -> tuple[int, int]:
     """Index of the last node of `path` with `Full` data on device, and how far that matches."""
     i = len(path) - 1
-    while i >= 0 and path[i].on[0].slots[0] is None:
+    while i >= 0 and path[i].full is None:
         i -= 1
     return i, min(matched, path[i].end) if i >= 0 else 0
 
@@ -148,10 +150,10 @@ def _first_gap(
 
 
 def _absent(node: Node, component: int, device_only: bool) -> bool:
-    device, host = node.on
-    if device.slots[component] is not None:
+    device, host = node.parts
+    if device[component].slots is not None:
         return False
-    return device_only or host.slots[component] is None
+    return device_only or host[component].slots is None
 
 
 def is_loading(path: list[Node]) -> bool:
@@ -161,38 +163,29 @@ def is_loading(path: list[Node]) -> bool:
     )
 
 
-def _all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
+def all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
     """Whether the device covers the end of the match, the usual case; `best_boundary` otherwise."""
     last = path[-1]
-    slots = last.on[0].slots
-    if slots[0] is None:
+    if last.full is None:
         return False
     windows, points = need
     for component in points:
-        if matched != last.end or slots[component] is None:
+        if matched != last.end or last.parts[0][component].slots is None:
             return False
     for component, reach in windows:
         low = matched - reach
         for node in reversed(path):
             if node.end <= low:
                 break
-            if node.on[0].slots[component] is None:
+            if node.parts[0][component].slots is None:
                 return False
     return True
 
 
-def match_key(
-    root: Node | None, key: bytes, namespace: bytes, page_size: int, need: Coverage, epoch: int
+def match_on_tiers(
+    key: bytes, namespace: bytes, path: list[Node], matched: int, need: Coverage, epoch: int
 ) -> Match:
-    """Match `key` below `root`: at most all but its last token, in whole pages (INV-15)."""
-    page_bytes = page_size * TOKEN_BYTES
-    limit = (len(key) - TOKEN_BYTES) // page_bytes * page_bytes
-    if root is None or limit <= 0:
-        return Match(key, namespace, 0, 0, 0, 0, False, (), epoch)
-    path, matched_bytes = walk(root, key, limit, page_bytes)
-    matched = matched_bytes // TOKEN_BYTES
-    if not path or _all_on_device(path, matched, need):
-        return Match(key, namespace, matched, matched, matched, matched, False, tuple(path), epoch)
+    """The match of a key that `path` spells for `matched` tokens, where the device lacks a part."""
     device = best_boundary(path, matched, need, device_only=True)
     boundary = device if device == matched else best_boundary(path, matched, need, False)
     loading = boundary > device and is_loading(path)

@@ -15,48 +15,24 @@ Rules kept at all times (checked by `banyan.tree.check`):
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-
-import numpy as np
 
 from banyan.spec import CacheSpec
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
-from banyan.tree.keys import TOKEN_BYTES, common_bytes
-from banyan.tree.match import Coverage, Match, coverage_of, match_key
-from banyan.tree.node import Claim, Holding, Mark, Node, Slots, Tier, nothing
+from banyan.tree.growth import COLD, Inserted, Offer, insert
+from banyan.tree.keys import TOKEN_BYTES
+from banyan.tree.match import (
+    Coverage,
+    Match,
+    all_on_device,
+    coverage_of,
+    match_on_tiers,
+    walk,
+)
+from banyan.tree.node import Claim, Mark, Node, Part, Parts, Slots, Tier, nothing
 from banyan.tree.policies import Lru, Policy
 from banyan.tree.tier_index import TierIndex
 
-_COLD = 1 << 62
 _MIN_ROOTS = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Offer:
-    """Request-owned slots of consecutive pages from `first_page` on, offered to the tree.
-
-    The tree keeps the array, or views of it: it must not be changed afterwards.
-    """
-
-    first_page: int
-    slots: Slots
-
-
-@dataclass(slots=True)
-class Inserted:
-    """What an insert did with what it was offered.
-
-    Args:
-        node: the node that ends at the insert's stop.
-        duplicates: (component, slots) that the tree had already; the caller's to free.
-        repoint: (component, first page, slots): the tree's own slots for those pages.
-        taken: `Point` components whose state the tree took.
-    """
-
-    node: Node
-    duplicates: list[tuple[int, Slots]] = field(default_factory=list)
-    repoint: list[tuple[int, int, Slots]] = field(default_factory=list)
-    taken: set[int] = field(default_factory=set)
 
 
 class Tree:
@@ -79,16 +55,17 @@ class Tree:
         self.policy = policy or Lru()
         self.need: Coverage = coverage_of(spec)
         self.width = len(spec.components)
-        self._nothing = nothing(self.width)
+        self.nothing = nothing(self.width)
+        self._unlocked: list[int | None] = [0] + [None] * (self.width - 1)
         self.roots: dict[bytes, Node] = {}
         self.detached: list[Node] = []
         self._roots_limit = _MIN_ROOTS
         self.epoch = 0
         self.tick = 0
         key = self.policy.key
-        self.device = TierIndex(Tier.DEVICE, self.width, key)
-        host_key = (lambda n: (n.on[0].slots[0] is None, key(n))) if mirrors_first else key
-        self.host = TierIndex(Tier.HOST, self.width, host_key)
+        self.device = TierIndex(Tier.DEVICE, self.width, self.page_size, key)
+        host_key = (lambda n: (n.full is None, key(n))) if mirrors_first else key
+        self.host = TierIndex(Tier.HOST, self.width, self.page_size, host_key)
         self.index = (self.device, self.host)
 
     # ---- reading ---------------------------------------------------------------------------------
@@ -96,10 +73,20 @@ class Tree:
     def match(self, key: bytes, namespace: bytes = b"") -> Match:
         """The best boundaries for `key`. Changes nothing (no split, no recency, no allocation).
 
-        Cost: one look-up and one memcmp per node of the path, plus the coverage of one boundary.
+        Cost: one memcmp and at most one look-up per node of the path, plus the coverage of one
+        boundary.
         """
         root = self.roots.get(namespace)
-        return match_key(root, key, namespace, self.page_size, self.need, self.epoch)
+        if root is None:
+            return Match(key, namespace, 0, 0, 0, 0, False, (), self.epoch)
+        path, end = walk(root, key, self.page_bytes)
+        if (
+            not path
+            or (self.width == 1 and path[-1].full is not None)  # saves a tenth of a short match
+            or all_on_device(path, end, self.need)
+        ):
+            return Match(key, namespace, end, end, end, end, False, tuple(path), self.epoch)
+        return match_on_tiers(key, namespace, path, end, self.need, self.epoch)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first, detached ones included. Cost: O(nodes)."""
@@ -139,7 +126,10 @@ class Tree:
             if len(self.roots) >= self._roots_limit:
                 self.roots = {name: node for name, node in self.roots.items() if node.children}
                 self._roots_limit = 2 * len(self.roots) + _MIN_ROOTS
-            root = self.roots[namespace] = Node(None, b"", 0, 0, self.width)
+            device, host = ([Part() for _ in range(self.width)] for _ in Tier)
+            device[0].locks = host[0].locks = 1  # see `Part.locks`
+            parts = tuple(device), tuple(host)
+            root = self.roots[namespace] = Node(None, b"", b"", 0, 0, parts)
         return root
 
     def node_at(self, match: Match, boundary: int) -> Node:
@@ -153,7 +143,7 @@ class Tree:
         if match.epoch != self.epoch:
             match = self.match(match.key, match.namespace)
         assert boundary <= match.full_len, (boundary, match.full_len)
-        node = next(n for n in match.path if n.end >= boundary)
+        node = next(n for n in reversed(match.path) if n.start < boundary)
         return node if node.end == boundary else self.split(node, boundary)
 
     def split(self, node: Node, at: int) -> Node:
@@ -166,14 +156,39 @@ class Tree:
         assert parent is not None and node.start < at < node.end, (node, at)
         pages = (at - node.start) // self.page_size
         cut = pages * self.page_bytes
-        upper = Node(parent, node.edge[:cut], node.start, at, self.width)
-        parent.children[upper.edge[: self.page_bytes]] = upper
+        device, host = node.parts
+        parts = self._front(device, pages), self._front(host, pages)
+        upper = Node(parent, node.first, node.edge[:cut], node.start, at, parts)
         node.edge, node.start, node.parent = node.edge[cut:], at, upper
-        upper.children[node.edge[: self.page_bytes]] = node
+        node.first, node.full = node.edge[: self.page_bytes], device[0].slots
+        upper.link()
+        node.link()
         upper.stamp, upper.hits, upper.born = node.stamp, node.hits, node.born
         upper.priority = node.priority
-        for index in self.index:
-            self._split_holding(index, node, upper, pages)
+        for c, _ in self.need.windows:
+            self._enqueue(upper, c)
+        self._split_claims(node, upper, pages)
+        self.epoch += 1
+        return upper
+
+    def _front(self, low: Parts, pages: int) -> Parts:
+        """The upper half's share of what a tier holds for a node, taken from it."""
+        if low is self.nothing:
+            return low
+        high = tuple([Part() for _ in low])
+        for front, part, component in zip(high, low, self.spec.components, strict=True):
+            if not component.reach.page_shaped:
+                continue
+            front.locks, front.used = part.locks, part.used
+            slots = part.slots
+            if slots is not None:
+                front.slots, part.slots = slots[:pages].copy(), slots[pages:].copy()
+        high[0].locks = int(low[0].locks > 0)
+        high[0].kids = int(low[0].slots is not None)
+        return high
+
+    def _split_claims(self, node: Node, upper: Node, pages: int) -> None:
+        """Give the upper half its part of what is being copied."""
         for claim in tuple(node.claims or ()):
             if self.spec.components[claim.component].reach.page_shaped:
                 front = Claim(
@@ -183,25 +198,6 @@ class Tree:
                 claim.src, claim.dst = claim.src[pages:], claim.dst[pages:]
                 claim.op.claims.append(front)
                 upper.claims = [*(upper.claims or ()), front]
-        self.epoch += 1
-        return upper
-
-    def _split_holding(self, index: TierIndex, node: Node, upper: Node, pages: int) -> None:
-        low = node.on[index.tier]
-        if low is self._nothing:
-            return
-        high = upper.on[index.tier] = Holding(self.width)
-        for c, component in enumerate(self.spec.components):
-            if not component.reach.page_shaped:
-                continue
-            slots = low.slots[c]
-            high.locks[c] = low.locks[c] if c else int(low.locks[0] > 0)
-            high.used[c] = low.used[c]
-            if slots is not None:
-                high.slots[c], low.slots[c] = slots[:pages].copy(), slots[pages:].copy()
-        high.kids = int(low.slots[0] is not None)
-        for c, _ in self.need.windows:
-            index.enqueue(upper, c)
 
     # ---- locks and recency -----------------------------------------------------------------------
 
@@ -211,29 +207,31 @@ class Tree:
         Splits where a window begins inside an edge. Returns, by component, the position from which
         data is locked (None: nothing); `unlock` with it undoes exactly this, splits or not.
         """
-        self.device.lock_path(node)
-        starts: list[int | None] = [0] + [None] * (self.width - 1)
-        for c, reach in self.need.windows:
+        device = self.device
+        device.lock_path(node)
+        starts = self._unlocked.copy()
+        windows, points = self.need
+        for c, reach in windows:
             low = max(0, node.end - reach)
-            n = node
-            while n.parent is not None and n.end > low and n.has(c, Tier.DEVICE):
-                if n.start < low:
-                    self.split(n, low)
-                self.device.lock(n, c)
-                n = n.parent
+            n = device.lock_window(node, c, low)
+            if n.end > low and n.parts[0][c].slots is not None:
+                self.split(n, low)
+                n = device.lock_window(n, c, low)
             starts[c] = n.end
         if states and node.parent is not None:
-            for c in self.need.points:
-                if node.has(c, Tier.DEVICE):
-                    self.device.lock(node, c)
+            for c in points:
+                if node.parts[0][c].slots is not None:
+                    device.lock(node, c)
                     starts[c] = node.end
         return starts
 
     def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
         """Undo one `lock`, of which `starts` says how far it went."""
-        for c, _ in self.need.windows:
-            self.unlock_window(node, c, starts[c], node.end)
-        for c in self.need.points:
+        windows, points = self.need
+        end = node.end
+        for c, _ in windows:
+            self.unlock_window(node, c, starts[c], end)
+        for c in points:
             if starts[c] is not None:
                 self.device.unlock(node, c)
         self.device.unlock_path(node)
@@ -245,12 +243,12 @@ class Tree:
             start: where the lock began, as `lock` returned it.
         """
         n, kept = node, node.end
-        while start is not None and n.parent is not None and n.end > start:
-            if n.end <= below:
-                self.device.unlock(n, c)
-            else:
-                kept = n.start
-            n = n.parent
+        if start is None:
+            return kept
+        while n.end > below and n.end > start:
+            kept = n.start
+            n = n.parent  # type: ignore[assignment]  # a root ends at 0
+        self.device.unlock_window(n, c, start)
         return kept
 
     def use(self, node: Node, checkpoint: bool = True) -> None:
@@ -259,9 +257,10 @@ class Tree:
         Args:
             checkpoint: False where the boundary was only passed: its `Full` data is refreshed.
         """
-        self.tick += 1
         if node.parent is None:
             return
+        if node.hits or node.born != self.tick:  # else it was just inserted: the latest already
+            self.tick += 1
         node.stamp = self.tick
         node.hits += 1
         if checkpoint:
@@ -274,7 +273,7 @@ class Tree:
         Not the pages that a `KEEP` checkpoint near it needs as well. What a boundary of another
         kind needs is cooled too: `use` that one afterwards.
         """
-        cold = self.tick - _COLD
+        cold = self.tick - COLD
         for c, reach in self.need.windows:
             low, n = self._kept_from(node, reach), node
             while n.parent is not None and n.end > node.end - reach:
@@ -291,8 +290,8 @@ class Tree:
     def _kept_from(self, node: Node, reach: int) -> int:
         """End of the pages up to `node.end` that no `KEEP` checkpoint beyond it looks back at."""
         n = node
-        while len(n.children) == 1:
-            (n,) = n.children.values()
+        while n.lone is not None:
+            n = n.lone
             if n.start >= node.end + reach:
                 break
             if n.mark is Mark.KEEP:
@@ -300,22 +299,25 @@ class Tree:
         return node.end
 
     def _enqueue(self, node: Node, component: int) -> None:
-        for index in self.index:
-            index.enqueue(node, component)
+        self.device.enqueue(node, component)
+        if node.parts[1] is not self.nothing:
+            self.host.enqueue(node, component)
 
     def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
-        for c, reach in self.need.windows:
-            n = node
-            while n.parent is not None and n.end > node.end - reach:
+        windows, points = self.need
+        for c, reach in windows:
+            n, low = node, max(0, node.end - reach)
+            while n.end > low:
                 self._stamp(n, c, stamp)
-                n = n.parent
-        for c in self.need.points:
+                n = n.parent  # type: ignore[assignment]  # a root ends at 0
+        for c in points:
             self._stamp(node, c, stamp)
 
     def _stamp(self, node: Node, component: int, stamp: int) -> None:
-        for holding in node.on:
-            if holding is not self._nothing:
-                holding.used[component] = stamp
+        device, host = node.parts
+        device[component].used = stamp
+        if host is not self.nothing:
+            host[component].used = stamp
 
     def requeue(self, node: Node) -> None:
         """What a policy orders by has changed: the node may have become more urgent."""
@@ -346,78 +348,7 @@ class Tree:
 
         Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).
         """
-        cuts = self._cuts(node, stop, offers, states)
-        self.tick += 1
-        out = Inserted(node)
-        while node.end < stop:
-            child = self._child_for(node, key, stop, cuts)
-            if priority > child.priority:
-                child.priority = priority
-                self.requeue(child)
-            self._merge(child, offers, states, out)
-            node = child
-        out.node = node
-        return out
-
-    def _cuts(
-        self,
-        node: Node,
-        stop: int,
-        offers: Sequence[Offer | None],
-        states: dict[int, tuple[int, int]],
-    ) -> list[int]:
-        """Where an edge must end: an offer or a window begins, a state is."""
-        cuts = {stop}
-        for c, reach in self.need.windows:
-            offer = offers[c]
-            if offer is not None:
-                cuts.update((offer.first_page * self.page_size, stop - reach))
-        cuts.update(at for at, _ in states.values())
-        return sorted(at for at in cuts if node.end < at <= stop)
-
-    def _child_for(self, node: Node, key: bytes, stop: int, cuts: list[int]) -> Node:
-        """The child that spells `key` up to the next cut at most; made or split as needed."""
-        at = node.end
-        end = next(cut for cut in cuts if cut > at)
-        first = at * TOKEN_BYTES
-        child = node.children.get(key[first : first + self.page_bytes])
-        if child is None:
-            child = Node(node, key[first : end * TOKEN_BYTES], at, end, self.width)
-            child.born = child.stamp = self.tick
-            node.children[child.edge[: self.page_bytes]] = child
-            self.epoch += 1
-            return child
-        if child.end > end or not key.startswith(child.edge, first):
-            shared = common_bytes(child.edge, key, first, end * TOKEN_BYTES) // self.page_bytes
-            child = self.split(child, at + shared * self.page_size)
-        return child
-
-    def _merge(
-        self,
-        node: Node,
-        offers: Sequence[Offer | None],
-        states: dict[int, tuple[int, int]],
-        out: Inserted,
-    ) -> None:
-        """Give `node` what it lacks of the offers; report the rest as duplicates."""
-        first, last = node.start // self.page_size, node.end // self.page_size
-        for c, offer in enumerate(offers):
-            if offer is None or offer.first_page >= last:
-                continue
-            low = max(first, offer.first_page)
-            piece = offer.slots[low - offer.first_page : last - offer.first_page]
-            have = node.on[0].slots[c]
-            if have is None:
-                node.on[0].used[c] = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, piece)
-            else:
-                out.duplicates.append((c, piece))
-                out.repoint.append((c, low, have[low - first :]))
-        for c, (at, slot) in states.items():
-            if at == node.end and not node.has(c, Tier.DEVICE):
-                node.on[0].used[c] = self.tick - _COLD
-                self.attach(node, c, Tier.DEVICE, np.array([slot], np.int32))
-                out.taken.add(c)
+        return insert(self, node, key, stop, offers, states, priority)
 
     def attach(self, node: Node, component: int, tier: Tier, slots: Slots) -> None:
         """Give `node` data on `tier`; the caller has seen to T2 and T4."""
@@ -455,7 +386,6 @@ class Tree:
 
     def unlink(self, node: Node) -> None:
         """Take out a node that has no data and no children left."""
-        parent = node.parent
-        assert parent is not None and not node.children, node
-        del parent.children[node.edge[: self.page_bytes]]
+        assert not node.children, node
+        node.unlink()
         self.epoch += 1

@@ -105,7 +105,7 @@ class Plant:
             above = self.node(tokens[:at], namespace)
             slot = int(self.fresh(self.point, 1)[0])
             if not above.has(self.point, Tier.DEVICE):
-                above.on[0].used[self.point] = self.tree.tick
+                above.parts[0][self.point].used = self.tree.tick
                 self.tree.attach(above, self.point, Tier.DEVICE, np.array([slot], np.int32))
         return done
 
@@ -121,7 +121,7 @@ class Plant:
             node = node.parent
         for n in reversed(path):
             for c in range(self.width):
-                have = n.on[Tier.DEVICE].slots[c]
+                have = n.parts[Tier.DEVICE][c].slots
                 if have is not None and not n.has(c, Tier.HOST):
                     self.tree.attach(n, c, Tier.HOST, have.copy())
 

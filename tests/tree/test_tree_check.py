@@ -46,6 +46,27 @@ def filed_under_another_page(plant: Plant, nodes: list[Node]) -> None:
     children[b"another first page"] = children.pop(nodes[2].edge[:16])
 
 
+def first_page_of_another(plant: Plant, nodes: list[Node]) -> None:
+    children = nodes[1].children
+    nodes[2].first = nodes[0].first
+    children[nodes[0].first] = children.pop(nodes[2].edge[:16])
+
+
+def only_child_forgotten(plant: Plant, nodes: list[Node]) -> None:
+    nodes[0].lone = None
+
+
+def only_child_of_several(plant: Plant, nodes: list[Node]) -> None:
+    plant.insert([*range(8), 1, 1, 1, 1], start=8)
+    parent = next(n for n in plant.nodes() if len(n.children) > 1)
+    parent.lone = next(iter(parent.children.values()))
+
+
+def slots_at_hand_outdated(plant: Plant, nodes: list[Node]) -> None:
+    assert nodes[1].full is not None
+    nodes[1].full = nodes[1].full.copy()
+
+
 def foreign_claim(plant: Plant, nodes: list[Node]) -> None:
     slots = np.array([0], np.int32)
     nodes[2].claims = [Claim(Op(), nodes[2], 0, Tier.DEVICE, slots, slots)]
@@ -53,35 +74,35 @@ def foreign_claim(plant: Plant, nodes: list[Node]) -> None:
 
 def nothing_on_any_tier(plant: Plant, nodes: list[Node]) -> None:
     for tier in Tier:
-        nodes[2].on[tier].slots[0] = None
+        nodes[2].parts[tier][0].slots = None
 
 
 def hole_on_device(plant: Plant, nodes: list[Node]) -> None:
-    nodes[0].on[Tier.DEVICE].slots[0] = None
+    nodes[0].parts[Tier.DEVICE][0].slots = None
 
 
 def hole_on_host(plant: Plant, nodes: list[Node]) -> None:
-    nodes[1].on[Tier.HOST].slots[0] = None
+    nodes[1].parts[Tier.HOST][0].slots = None
 
 
 def kids_miscounted(plant: Plant, nodes: list[Node]) -> None:
-    nodes[0].on[Tier.HOST].kids += 1
+    nodes[0].parts[Tier.HOST][0].kids += 1
 
 
 def tombstone_locked(plant: Plant, nodes: list[Node]) -> None:
-    nodes[2].on[Tier.DEVICE].slots[1] = None
-    nodes[2].on[Tier.DEVICE].locks[1] = 1
+    nodes[2].parts[Tier.DEVICE][1].slots = None
+    nodes[2].parts[Tier.DEVICE][1].locks = 1
 
 
 def too_few_slots(plant: Plant, nodes: list[Node]) -> None:
-    slots = nodes[2].on[Tier.DEVICE].slots
-    assert slots[0] is not None
-    slots[0] = slots[0][:1]
+    part = nodes[2].parts[Tier.DEVICE][0]
+    assert part.slots is not None
+    part.slots = part.slots[:1]
 
 
 def window_without_full(plant: Plant, nodes: list[Node]) -> None:
-    nodes[2].on[Tier.DEVICE].slots[0] = None
-    nodes[1].on[Tier.DEVICE].kids -= 1
+    nodes[2].parts[Tier.DEVICE][0].slots = None
+    nodes[1].parts[Tier.DEVICE][0].kids -= 1
 
 
 def totals_off(plant: Plant, nodes: list[Node]) -> None:
@@ -89,19 +110,19 @@ def totals_off(plant: Plant, nodes: list[Node]) -> None:
 
 
 def victim_not_queued(plant: Plant, nodes: list[Node]) -> None:
-    nodes[2].on[Tier.DEVICE].queued[0] = None
+    nodes[2].parts[Tier.DEVICE][0].queued = None
 
 
 def queued_too_late(plant: Plant, nodes: list[Node]) -> None:
-    nodes[2].on[Tier.HOST].queued[2] = 10**6
+    nodes[2].parts[Tier.HOST][2].queued = 10**6
 
 
 def held_and_gone(plant: Plant, nodes: list[Node]) -> None:
-    nodes[1].on[Tier.DEVICE].slots[2] = None
+    nodes[1].parts[Tier.DEVICE][2].slots = None
 
 
 def lock_too_many(plant: Plant, nodes: list[Node]) -> None:
-    nodes[1].on[Tier.DEVICE].locks[0] += 1
+    nodes[1].parts[Tier.DEVICE][0].locks += 1
 
 
 def lock_too_few(plant: Plant, nodes: list[Node]) -> None:
@@ -116,6 +137,10 @@ DAMAGE: list[tuple[Callable[[Plant, list[Node]], None], str]] = [
     (edge_not_whole_pages, "T1"),
     (positions_disagree, "INV-14"),
     (filed_under_another_page, "T1"),
+    (first_page_of_another, "T1"),
+    (only_child_forgotten, "only child"),
+    (only_child_of_several, "only child"),
+    (slots_at_hand_outdated, "slots at hand"),
     (foreign_claim, "INV-09"),
     (nothing_on_any_tier, "T3"),
     (hole_on_device, "T2/INV-08"),
