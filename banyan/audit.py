@@ -48,7 +48,7 @@ def owners(cache: PrefixCache, tier: Tier, component: int) -> dict[str, npt.NDAr
     """Slots by who has them: `tree`, `requests`, `transfers`; each int32[n]."""
     parts: dict[str, list[npt.NDArray[np.int32]]] = {"tree": [], "requests": [], "transfers": []}
     for node in cache.tree.nodes():
-        slots = node.on[tier].slots[component]
+        slots = node.parts[tier][component].slots
         if slots is not None:
             parts["tree"].append(slots)
     if tier is Tier.DEVICE:

@@ -34,10 +34,9 @@ from rich.table import Table
 
 from banyan.bench.report import machine, make_console, versions
 from banyan.spec import CacheSpec, Component, Full, Point, Window
-from banyan.tree import Tree
+from banyan.tree import Offer, Tree
 from banyan.tree.keys import encode_tokens
 from banyan.tree.node import Node, Tier
-from banyan.tree.tree import Offer
 
 VOCABULARY = 128_000
 WINDOW = 512

@@ -264,7 +264,7 @@ def test_a_matched_state_is_never_written() -> None:
     rig = Rig("full+state")
     rig.run(seq(17))
     (node,) = [n for n in rig.cache.tree.nodes() if n.has(1, Tier.DEVICE) and n.end == 16]
-    slots = node.on[0].slots[1]
+    slots = node.parts[0][1].slots
     assert slots is not None
     before = rig.stack.device[1].read_records(slots)
     for stream in (2, 3):

@@ -147,7 +147,7 @@ class Controller:
         for op in self.operations.values():
             if op.victim is not None and not op.abandoned:
                 node, component, _ = op.victim
-                slots = node.on[Tier.DEVICE].slots[component]
+                slots = node.parts[Tier.DEVICE][component].slots
                 coming[component] += 0 if slots is None else len(slots)
         return coming
 
@@ -197,7 +197,7 @@ class Controller:
             backed = backed.parent
         op.pin_path(self.tree, Tier.HOST, backed)
         for n, c in parts:
-            src = n.on[Tier.DEVICE].slots[c]
+            src = n.parts[Tier.DEVICE][c].slots
             assert src is not None
             op.claim(self.tree, n, c, Tier.DEVICE, src, NO_SLOTS)
         shortage = self._launch(op)
@@ -247,7 +247,7 @@ class Controller:
             parts = [] if node.claims else self._unsaved(node)
             room = [host.free_count for host in self.allocators[Tier.HOST]]
             for n, c in parts:
-                slots = n.on[Tier.DEVICE].slots[c]
+                slots = n.parts[Tier.DEVICE][c].slots
                 room[c] -= 0 if slots is None else len(slots)
             if parts and min(room) >= 0:
                 self._start_backup(node, parts)
@@ -264,7 +264,7 @@ class Controller:
             return True
         load = 0
         for n, c in self.tree.missing(node, Tier.DEVICE):
-            slots = n.on[Tier.HOST].slots[c]
+            slots = n.parts[Tier.HOST][c].slots
             load += 0 if slots is None else len(slots) * self.record_bytes[c]
         cheaper = load * done.seconds / done.moved_bytes < gain / self.prefill_speed
         self.counts["miss_cheaper_to_compute"] += not cheaper
@@ -284,7 +284,7 @@ class Controller:
     def _pin_for_load(self, op: Operation, node: Node, parts: list[tuple[Node, int]]) -> None:
         """Pin the host data to be read, and the device data of the same boundary."""
         for n, c in parts:
-            src = n.on[Tier.HOST].slots[c]
+            src = n.parts[Tier.HOST][c].slots
             assert src is not None, (n, c)
             op.claim(self.tree, n, c, Tier.HOST, src, NO_SLOTS)
         base = node

@@ -97,35 +97,6 @@ def nothing(components: int) -> Parts:
     return (_NoPart(),) * components
 
 
-class Holding:
-    """What one tier holds for one node, as lists by component: copies, for who only looks."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-
-    @property
-    def slots(self) -> list[Slots | None]:
-        return [part.slots for part in self._parts]
-
-    @property
-    def locks(self) -> list[int]:
-        return [part.locks for part in self._parts]
-
-    @property
-    def used(self) -> list[int]:
-        return [part.used for part in self._parts]
-
-    @property
-    def queued(self) -> list[OrderKey | None]:
-        return [part.queued for part in self._parts]
-
-    @property
-    def kids(self) -> int:
-        return self._parts[0].kids
-
-
 def one(slot: int) -> Slots:
     """int32[1], to be read only."""
     return np.frombuffer(slot.to_bytes(4, byteorder), _INT32)
@@ -243,12 +214,6 @@ class Node:
         del children[self.first]
         if len(children) < 2:
             parent.lone = next(iter(children.values()), None)
-
-    @property
-    def on(self) -> tuple[Holding, Holding]:
-        """What the device and the host hold, to be looked at."""
-        device, host = self.parts
-        return Holding(device), Holding(host)
 
     def has(self, component: int, tier: Tier) -> bool:
         """Whether `tier` has this node's data of `component`."""

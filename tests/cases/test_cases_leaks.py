@@ -164,7 +164,9 @@ def test_c035_duplicates_are_freed_after_the_table_names_the_tree_s_slots() -> N
     rig.commit(first, A[0:16])
     rig.commit(second, A[0:16])
     rig.check()
-    tree = [slot for node in rig.cache.tree.nodes() for slot in node.on[DEVICE].slots[0].tolist()]  # type: ignore[union-attr]
+    tree = [
+        slot for node in rig.cache.tree.nodes() for slot in node.parts[DEVICE][0].slots.tolist()
+    ]  # type: ignore[union-attr]
     assert sorted(second.pages(0).slots.tolist()) == sorted(tree)
     other = start(rig, B[0:16])
     tokens = A[0:16]
@@ -215,7 +217,7 @@ def test_c041_what_a_commit_heals_is_not_freed_as_a_duplicate() -> None:
     rig.commit(lease, A[0:17])
     assert free(rig) == before, "the pages were the tree's own, so there is no duplicate"
     nodes = sorted(rig.cache.tree.nodes(), key=lambda n: n.end)
-    assert [s for n in nodes for s in n.on[DEVICE].slots[1].tolist()] == mine  # type: ignore[union-attr]
+    assert [s for n in nodes for s in n.parts[DEVICE][1].slots.tolist()] == mine  # type: ignore[union-attr]
     assert not rig.stack.device_slots[1].is_free()[mine].any()
     rig.read(lease, A[0:17])
     assert node_at(rig, A[0:16]).has(1, DEVICE)

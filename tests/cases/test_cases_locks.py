@@ -243,7 +243,7 @@ def test_c016_every_length_is_in_tokens_and_every_cut_in_pages() -> None:
 def test_c017_re_inserting_over_a_tombstone_frees_nobody_s_slot() -> None:
     rig = Rig("full+window", device=[32, 2], host=[])
     insert(rig, A[0:8])
-    old = node_at(rig, A[0:8]).on[DEVICE].slots[1]
+    old = node_at(rig, A[0:8]).parts[DEVICE][1].slots
     assert old is not None
     taken = set(old.tolist())
     second = rig.acquire(B[0:9])

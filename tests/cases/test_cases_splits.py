@@ -120,7 +120,7 @@ def test_c049_a_leaf_split_while_it_waits_in_the_host_s_queue() -> None:
     assert sorted(node.end for node in rig.cache.tree.nodes()) == [8, 16, 24, 32, 32]
     for left in range(15, -1, -1):
         assert evict(rig, HOST, F=4) is not None
-        assert sum(len(node.on[HOST].slots[0]) for node in rig.cache.tree.nodes()) == left  # type: ignore[arg-type]
+        assert sum(len(node.parts[HOST][0].slots) for node in rig.cache.tree.nodes()) == left  # type: ignore[arg-type]
     assert evict_all(rig, DEVICE, "full") == 0
     assert not list(rig.cache.tree.nodes())
     end(rig)

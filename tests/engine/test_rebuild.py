@@ -40,7 +40,9 @@ def evict_all_but_full(engine: Engine) -> None:
 def full_bytes(engine: Engine, key: bytes) -> dict[int, bytes]:
     """Records of the pages that the tree has for a key, by slot."""
     match = engine.cache.match(key)
-    slots = np.concatenate([n.on[0].slots[0] for n in match.path if n.on[0].slots[0] is not None])
+    slots = np.concatenate(
+        [n.parts[0][0].slots for n in match.path if n.parts[0][0].slots is not None]
+    )
     records = engine.cache.stack.device[0].read_records(slots)
     return {int(s): r.tobytes() for s, r in zip(slots, records, strict=True)}
 

@@ -18,7 +18,7 @@ def test_a_record_with_wrong_bytes_is_not_kept() -> None:
         engine.answer([prompt], 4)
         engine.evict_device()
         node = engine.cache.match(encode_tokens(prompt)).path[0]
-        slots = node.on[Tier.HOST].slots[0]
+        slots = node.parts[Tier.HOST][0].slots
         assert slots is not None
         engine.cache.stack.host[0].data[int(slots[1]), 5] ^= np.uint8(4)
         [(tokens, usage)] = engine.answer([prompt], 4)

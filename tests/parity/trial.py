@@ -157,7 +157,7 @@ class Trial:
             else:
                 first, last, span = boundary - 1, boundary if node.end == boundary else 0, slice(1)
             if first < last:
-                held = node.on[tier].slots[component]
+                held = node.parts[tier][component].slots
                 assert held is not None, node
                 parts.append(held[span])
         return np.concatenate(parts)

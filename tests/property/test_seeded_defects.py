@@ -112,9 +112,9 @@ def state_left_with_upper_half(patch: Patch) -> None:
     def split(self: Tree, node: Node, at: int) -> Node:
         upper = real(self, node, at)
         for c, component in enumerate(self.spec.components):
-            here = node.on[Tier.DEVICE]
-            moves = isinstance(component.reach, Point) and not here.locks[c]
-            if moves and here.slots[c] is not None:
+            here = node.parts[Tier.DEVICE][c]
+            moves = isinstance(component.reach, Point) and not here.locks
+            if moves and here.slots is not None:
                 self.device.add(upper, c, self.device.remove(node, c))
         return upper
 

@@ -39,7 +39,8 @@ def survey(tree: Tree) -> Held:
             prefix = above + node.edge
             stack += [(child, prefix) for child in node.children.values()]
             for tier in Tier:
-                for c, slots in enumerate(node.on[tier].slots):
+                for c, part in enumerate(node.parts[tier]):
+                    slots = part.slots
                     if slots is None:
                         continue
                     ends = [len(prefix)]

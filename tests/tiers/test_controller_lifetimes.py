@@ -149,7 +149,7 @@ def test_a_backup_of_what_was_backed_up_meanwhile_gives_its_slots_back() -> None
     rig.cache.tree.attach(node, 0, Tier.HOST, slots)
     rig.cache.poll()
     rig.check()
-    assert node.on[Tier.HOST].slots[0] is slots and node.has(1, Tier.HOST)
+    assert node.parts[Tier.HOST][0].slots is slots and node.has(1, Tier.HOST)
 
 
 # ---- time-outs -----------------------------------------------------------------------------------

@@ -121,7 +121,7 @@ def test_windows_and_states_go_from_inner_nodes_and_leave_a_tombstone() -> None:
     tombstones = [n for n in plant.nodes() if not n.has(1, Tier.DEVICE)]
     assert len(tombstones) == 3
     for node in tombstones:
-        assert node.on[0].locks[1] == 0 and not plant.tree.device.is_victim(node, 1)
+        assert node.parts[0][1].locks == 0 and not plant.tree.device.is_victim(node, 1)
     plant.check()
 
 
@@ -237,14 +237,14 @@ def test_a_node_demoted_page_by_page_is_one_node_again(kind: str) -> None:
     states = [256] if plant.point else []
     plant.insert(seq(256), states=states)
     plant.mirror(seq(256))
-    slots = [n.on[Tier.HOST].slots[0] for n in plant.nodes()]
+    slots = [n.parts[Tier.HOST][0].slots for n in plant.nodes()]
     for left in range(63, -1, -1):
         assert count(plant.evict(1))[0] == 1
         assert len(plant.nodes()) <= 2 and plant.tree.device.evictable[0] == left
         assert plant.match(seq(256)).boundary == 256
         plant.check()
     (node,) = plant.nodes()
-    assert np.array_equal(node.on[Tier.HOST].slots[0], slots[0])  # type: ignore[arg-type]
+    assert np.array_equal(node.parts[Tier.HOST][0].slots, slots[0])  # type: ignore[arg-type]
 
 
 def test_nodes_are_joined_only_where_nothing_tells_them_apart() -> None:

@@ -56,14 +56,14 @@ def test_only_the_first_lock_of_a_branch_walks_it() -> None:
     for name in ("second", "third"):
         plant.lock(name, seq(400))
     plant.lock("other", seq(200))
-    counts = [n.on[0].locks[0] for n in sorted(plant.nodes(), key=lambda n: n.end)]
+    counts = [n.parts[0][0].locks for n in sorted(plant.nodes(), key=lambda n: n.end)]
     assert counts[-1] == 3, "three readers of the end"
     assert counts[49] == 2, "one reader of its own, and one locked child"
     assert set(counts) - {counts[-1], counts[49]} == {1}
     for name in list(plant.held):
         plant.unlock(name)
         plant.check()
-    assert not any(n.on[0].locks[0] for n in plant.nodes())
+    assert not any(n.parts[0][0].locks for n in plant.nodes())
 
 
 def test_a_branch_shares_the_lock_of_its_stem() -> None:
@@ -73,9 +73,9 @@ def test_a_branch_shares_the_lock_of_its_stem() -> None:
     plant.lock("left", [*seq(8), *seq(8, 2)])
     plant.lock("right", [*seq(8), *seq(8, 3)])
     stem = plant.node(seq(8))
-    assert stem.on[0].locks[0] == 2
+    assert stem.parts[0][0].locks == 2
     plant.unlock("left")
-    assert stem.on[0].locks[0] == 1
+    assert stem.parts[0][0].locks == 1
     assert plant.tree.device.protected == [4]
     plant.check()
     plant.unlock("right")
@@ -102,9 +102,9 @@ def test_a_window_lock_stops_at_a_tombstone_and_its_release_does_too() -> None:
     assert plant.tree.device.protected[1] == 2
     plant.tree.attach(hole, 1, Tier.DEVICE, plant.fresh(1, 1))
     plant.lock("other", seq(16))
-    assert hole.on[0].locks[1] == 1, "taken by the second reader only"
+    assert hole.parts[0][1].locks == 1, "taken by the second reader only"
     plant.unlock("reader")
-    assert hole.on[0].locks[1] == 1, "and not given back by the first"
+    assert hole.parts[0][1].locks == 1, "and not given back by the first"
     plant.check()
     plant.unlock("other")
     plant.check()

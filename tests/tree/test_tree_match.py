@@ -196,7 +196,7 @@ def photograph(plant: Plant) -> list[object]:
     tree = plant.tree
     nodes: list[object] = [
         (id(n), n.edge, n.start, n.end, n.stamp, n.hits, len(n.children),
-         *((h.locks, h.used, h.queued, h.kids) for h in n.on))
+         *((p.locks, p.used, p.queued, p.kids) for parts in n.parts for p in parts))
         for n in plant.nodes()
     ]  # fmt: skip
     return [nodes, tree.epoch, tree.tick, sorted(tree.roots), tree.device.evictable[:]]

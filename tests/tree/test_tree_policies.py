@@ -104,7 +104,7 @@ def test_windows_and_states_go_by_their_own_last_use(seed: int) -> None:
                 order = plant.victims(component)
                 if not order:
                     continue
-                before = [(n, n.on[0].used[component]) for n in order]
+                before = [(n, n.parts[0][component].used) for n in order]
                 need = [0, 0, 0]
                 need[component] = 1
                 assert plant.evict(*need) is not None

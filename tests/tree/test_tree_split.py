@@ -26,16 +26,16 @@ def planted() -> tuple[Plant, Node]:
 @pytest.mark.parametrize("at", [4, 8, 12, 16, 20])
 def test_pages_divide_by_position_and_the_state_stays_below(at: int) -> None:
     plant, node = planted()
-    before = {(t, c): node.on[t].slots[c].copy() for t in Tier for c in range(3)}  # type: ignore[union-attr]
+    before = {(t, c): node.parts[t][c].slots.copy() for t in Tier for c in range(3)}  # type: ignore[union-attr]
     upper = plant.tree.split(node, at)
     assert (upper.start, upper.end, node.start, node.end) == (0, at, at, 24)
     for tier in Tier:
         for c in (0, 1):
-            parts = [upper.on[tier].slots[c], node.on[tier].slots[c]]
+            parts = [upper.parts[tier][c].slots, node.parts[tier][c].slots]
             assert [len(p) for p in parts] == [at // 4, 6 - at // 4]  # type: ignore[arg-type]
             assert np.array_equal(np.concatenate(parts), before[tier, c])  # type: ignore[arg-type]
-        assert upper.on[tier].slots[2] is None
-        assert np.array_equal(node.on[tier].slots[2], before[tier, 2])  # type: ignore[arg-type]
+        assert upper.parts[tier][2].slots is None
+        assert np.array_equal(node.parts[tier][2].slots, before[tier, 2])  # type: ignore[arg-type]
     plant.check()
 
 
@@ -51,11 +51,11 @@ def test_a_handle_on_a_boundary_survives_every_split() -> None:
 
 def test_the_halves_share_no_memory_with_the_whole() -> None:
     plant, node = planted()
-    whole = node.on[0].slots[0]
+    whole = node.parts[0][0].slots
     upper = plant.tree.split(node, 8)
     assert whole is not None
     whole[:] = -1
-    assert (upper.on[0].slots[0] >= 0).all() and (node.on[0].slots[0] >= 0).all()  # type: ignore[operator]
+    assert (upper.parts[0][0].slots >= 0).all() and (node.parts[0][0].slots >= 0).all()  # type: ignore[operator]
 
 
 def test_the_upper_half_inherits_what_policies_order_by() -> None:
@@ -116,7 +116,7 @@ def test_children_stay_below_the_lower_half() -> None:
     upper = plant.tree.split(node, 4)
     assert list(upper.children.values()) == [node]
     assert len(node.children) == 2 and all(child.parent is node for child in node.children.values())
-    assert (upper.on[0].kids, node.on[0].kids) == (1, 2)
+    assert (upper.parts[0][0].kids, node.parts[0][0].kids) == (1, 2)
     plant.check()
 
 
@@ -124,5 +124,5 @@ def test_a_split_half_of_a_node_on_host_only_counts_kids_there() -> None:
     plant, node = planted()
     plant.evict(6, 0, 0)
     upper = plant.tree.split(node, 8)
-    assert (upper.on[0].kids, upper.on[1].kids) == (0, 1)
+    assert (upper.parts[0][0].kids, upper.parts[1][0].kids) == (0, 1)
     plant.check()
