@@ -194,7 +194,7 @@ def main(
         json_path.parent.mkdir(parents=True, exist_ok=True)
         found = [asdict(row) | {"ratio": row.ratio, "met": row.met} for row in rows]
         used = machine() | {"threads": torch.get_num_threads()}
-        result = {"versions": versions(), "machine": used, "rows": found}
+        result = {"versions": versions(), "machine": used, "target": TARGET, "rows": found}
         json_path.write_text(json.dumps(result, indent=1) + "\n")
 
 
