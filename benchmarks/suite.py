@@ -32,6 +32,7 @@ BASELINE = Path(__file__).with_name("baseline.json")
 TRACE = Path("../shared/traces/conversation_trace.jsonl")
 BEGIN, END = "<!-- measured by `make bench-pages` -->", "<!-- end of what was measured -->"
 LAST_LINES = 12
+SUMMARY = "bench.json"
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,13 @@ class Outcome:
 
     Args:
         skipped, failed: why, by benchmark.
+        title: the machine's class, the versions and the load when it was measured.
     """
 
     figures: list[Figure]
     skipped: dict[str, str]
     failed: dict[str, str]
+    title: str
 
 
 # ---- running -------------------------------------------------------------------------------------
@@ -143,7 +146,7 @@ def run_all(parts: list[Part], results: Path, quick: bool, console: Console) -> 
         else:
             failed[part.name] = problem
     outcome = collect(ran, results)
-    return Outcome(outcome.figures, outcome.skipped | skipped, failed)
+    return Outcome(outcome.figures, outcome.skipped | skipped, failed, machine_line())
 
 
 def collect(parts: list[Part], results: Path) -> Outcome:
@@ -159,7 +162,9 @@ def collect(parts: list[Part], results: Path) -> Outcome:
         figures += figures_of("peers", json.loads(peers.read_text()))
     else:
         skipped["peers"] = f"there is no {peers}: see make bench-peers"
-    return Outcome(figures, skipped, {})
+    last = results / SUMMARY
+    title = json.loads(last.read_text())["title"] if last.is_file() else machine_line()
+    return Outcome(figures, skipped, {}, title)
 
 
 # ---- comparing and showing -----------------------------------------------------------------------
@@ -217,9 +222,9 @@ def cells(figure: Figure, before: dict[str, float]) -> tuple[str, ...]:
 HEADINGS = ("Benchmark", "Figure", "Measured", "Beside", "Ratio", "Target", "Met", "Baseline")
 
 
-def table(figures: list[Figure], before: dict[str, float]) -> Table:
+def table(figures: list[Figure], before: dict[str, float], title: str) -> Table:
     """All figures."""
-    shown = Table(title=machine_line(), title_justify="left", title_style="bold")
+    shown = Table(title=title, title_justify="left", title_style="bold")
     for heading in HEADINGS:
         right = heading in ("Measured", "Ratio", "Target", "Baseline")
         shown.add_column(heading, justify="right" if right else "left")
@@ -228,12 +233,12 @@ def table(figures: list[Figure], before: dict[str, float]) -> Table:
     return shown
 
 
-def markdown(figures: list[Figure]) -> str:
+def markdown(figures: list[Figure], title: str) -> str:
     """The table for a page, without the baseline; what misses its target stands in it too."""
     count = len(HEADINGS) - 1
     lines = [f"| {' | '.join(HEADINGS[:count])} |", "|" + "---|" * count]
     lines += [f"| {' | '.join(cells(figure, {})[:count])} |" for figure in figures]
-    return "\n".join([machine_line() + ".", "", *lines])
+    return "\n".join([title + ".", "", *lines])
 
 
 def put_into(page: Path, text: str) -> None:
@@ -254,7 +259,7 @@ def write(outcome: Outcome, path: Path) -> None:
     """All of it as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     found = asdict(outcome) | {"machine": machine(), "versions": versions()}
-    path.write_text(json.dumps(found | {"load": os.getloadavg()}, indent=1) + "\n")
+    path.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def record(figures: list[Figure]) -> None:
@@ -266,7 +271,7 @@ def record(figures: list[Figure]) -> None:
 
 def say(outcome: Outcome, before: dict[str, float], console: Console) -> None:
     """The table, and what a person should look at."""
-    console.print(table(outcome.figures, before))
+    console.print(table(outcome.figures, before, outcome.title))
     for name, reason in outcome.skipped.items():
         console.print(f"skipped {name}: {reason}", highlight=False, markup=False)
     for name, reason in outcome.failed.items():
@@ -309,13 +314,14 @@ def main(
     parts = [part for part in known if not only or part.name in only]
     outcome = collect(parts, results) if collecting else run_all(parts, results, quick, console)
     say(outcome, {} if quick else baseline(), console)
-    write(outcome, results / "bench.json")
+    write(outcome, results / SUMMARY)
     if recording:
         record(outcome.figures)
     if page is not None:
-        put_into(page, markdown(outcome.figures))
+        put_into(page, markdown(outcome.figures, outcome.title))
     if readme is not None:
-        put_into(readme, markdown([f for f in outcome.figures if f.is_chief]))
+        chief = [figure for figure in outcome.figures if figure.is_chief]
+        put_into(readme, markdown(chief, outcome.title))
     raise typer.Exit(1 if outcome.failed else 0)
 
 

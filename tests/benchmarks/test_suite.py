@@ -231,10 +231,15 @@ def test_a_partial_recording_keeps_the_rest(bench: Any) -> None:
     assert suite.baseline() == before and len(before) == 2
 
 
-def test_results_can_be_shown_again_without_running(bench: Any) -> None:
+def test_results_can_be_shown_again_without_running(
+    bench: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(suite, "machine_line", lambda: "where it was measured")
     bench([HITS])
+    monkeypatch.setattr(suite, "machine_line", lambda: "elsewhere")
     done = bench([replace(HITS, arguments=("-c", "raise SystemExit(1)"))], "--collect")
     assert done.exit_code == 0 and "TTFT of a host hit, model" in done.output
+    assert "where it was measured" in done.output and "elsewhere" not in done.output
 
 
 def test_what_cannot_be_asked_is_refused(bench: Any) -> None:
