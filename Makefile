@@ -31,7 +31,7 @@ RENDER := $(BIN)/python -m tools.support_table $(SUPPORT) --out docs/models.md
 
 .PHONY: help venv model demo lint types test test-all support-table bench bench-baseline \
 	bench-pages bench-shared bench-turns bench-tree bench-steps bench-copies bench-overhead \
-	bench-host-hits bench-replay bench-peers guard clean
+	bench-host-hits bench-replay bench-peers bench-ranks guard soak clean
 
 help:
 	@echo "make demo           install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
@@ -43,6 +43,8 @@ help:
 	@echo "make bench-pages    put the figures last measured into README.md and docs/benchmarks.md"
 	@echo "make guard          count the instructions of core operations, compare with the baseline"
 	@echo "make bench-peers    the tree beside SGLang's; needs SGLang (SGLANG_PYTHON=its Python)"
+	@echo "make soak           sixteen ranks under load with a model that proves every byte (15 min)"
+	@echo "make bench-ranks    shared-prefix on four ranks; what it costs ranks to talk"
 	@echo "make venv           only the virtual environment"
 	@echo "make model          only the demo model, in $(MODEL)/"
 	@echo "make clean          remove caches and results; .venv and .demo stay"
@@ -121,6 +123,17 @@ bench-host-hits: venv
 
 bench-overhead: venv
 	$(BIN)/python -m benchmarks.overhead --json $(RESULTS)/overhead.json
+
+bench-ranks: venv
+	$(BENCH_ENV) $(BIN)/banyan bench shared-prefix --tp 4 --model tiny-linear --groups 16 \
+		--prompts-per-group 8 --shared 512 --question 64 --output 16 --rounds 3 --device-groups 4 \
+		--json $(RESULTS)/tp4.json
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.ranks --json $(RESULTS)/ranks.json
+
+soak: venv
+	$(BENCH_ENV) $(BIN)/banyan soak --tp 16 --preset full+state --groups 128 --prompts-per-group 16 \
+		--shared 4096 --question 512 --output 128 --rounds 3 --page-size 64 --host-ratio 2 \
+		--verify all --json $(RESULTS)/soak.json
 
 bench-peers: venv
 	$(BIN)/python -m benchmarks.peers.bounds --json $(RESULTS)/bounds.json

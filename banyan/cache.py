@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -155,7 +155,7 @@ class PrefixCache:
         pages = -(-stop // self.page_size)
         if not self._lacks_slots(lease, pages):
             return AllocateOutcome.OK
-        self._slide(lease)
+        self._slide_all([lease])
         counts = [0] * self.tree.width
         for c in self._paged:
             counts[c] = max(0, pages - lease.pages(c).stop_page)
@@ -194,20 +194,67 @@ class PrefixCache:
             self.counts["checkpoints_skipped"] += 1
         return slots
 
-    def _slide(self, lease: Lease) -> None:
-        """Let go of window pages that neither a later token nor the next commit needs."""
-        whole = lease.length // self.page_size * self.page_size
+    def allocate_next(self, leases: Sequence[Lease]) -> bool:
+        """A slot for one more token of each lease, all in one go: a decode step's.
+
+        Returns:
+            False when that cannot be: one lease is broken, or they cannot all have theirs now. Then
+            nothing has changed but that window pages were given back; ask for each by itself.
+
+        Cost: O(leases), and one reservation however many want a slot.
+        """
+        wanting = []
+        for lease in leases:
+            if lease.broken or lease.released:
+                return False
+            if self._lacks_slots(lease, lease.length // self.page_size + 1):
+                wanting.append(lease)
+        if not wanting:
+            return True
+        self._slide_all(wanting)
+        width = self.tree.width
+        counts = [0] * width
+        for lease in wanting:
+            stop = lease.length // self.page_size + 1
+            for c in self._paged:
+                counts[c] += lease.tables[c].stop_page < stop  # type: ignore[union-attr]
+            for c in self._points:
+                counts[c] += lease.states(c).needs_slot
+        slots = self.controller.reserve(Tier.DEVICE, counts) if any(counts) else [NO_SLOTS] * width
+        if isinstance(slots, Shortage):
+            return False
+        given = [iter(part.tolist()) for part in slots]
+        for lease in wanting:
+            stop = lease.length // self.page_size + 1
+            for c in self._paged:
+                table = lease.pages(c)
+                if table.stop_page < stop:
+                    table.push(next(given[c]))
+            for c in self._points:
+                state = lease.states(c)
+                state.choose_write(next(given[c]) if state.needs_slot else None)
+        return True
+
+    def _slide_all(self, leases: Iterable[Lease]) -> None:
+        """Let go of the window pages of many leases that none of them needs any more."""
         for c, _ in self.tree.need.windows:
-            low = self.spec.components[c].reach.first_needed(whole, self.page_size)
-            table = lease.pages(c)
-            if table.first_page * self.page_size >= low:
-                continue
-            freed = table.drop_before(low // self.page_size)
-            if len(freed):
-                self.stack.device_slots[c].free(freed)
-            start = lease.lock_start[c]
-            if start is not None:
-                lease.lock_start[c] = self.tree.unlock_window(lease.node, c, start, low)
+            freed = [slots for lease in leases if len(slots := self._slide(lease, c))]
+            if freed:
+                self.stack.device_slots[c].free(np.concatenate(freed))
+
+    def _slide(self, lease: Lease, c: int) -> Slots:
+        """Let go of window pages that neither a later token nor the next commit needs; those to
+        be freed are returned."""
+        whole = lease.length // self.page_size * self.page_size
+        low = self.spec.components[c].reach.first_needed(whole, self.page_size)
+        table = lease.pages(c)
+        if table.first_page * self.page_size >= low:
+            return NO_SLOTS
+        freed = table.drop_before(low // self.page_size)
+        start = lease.lock_start[c]
+        if start is not None:
+            lease.lock_start[c] = self.tree.unlock_window(lease.node, c, start, low)
+        return freed
 
     def advance(self, lease: Lease, stop: int) -> None:
         """Tokens before `stop` are computed and their data written to the slots allocated.

@@ -69,6 +69,14 @@ class PageTable:
         self._buffer[self._stop : need] = slots
         self._stop = need
 
+    def push(self, slot: int) -> None:
+        """Add the slot of one page more. Cost: amortised O(1)."""
+        if self._stop == len(self._buffer):
+            self.append(np.array([slot], np.int32))
+            return
+        self._buffer[self._stop] = slot
+        self._stop += 1
+
     def replace(self, first: int, slots: Slots) -> None:
         """Point the pages from `first` on at other slots (duplicates repointed to the tree's)."""
         at = self._start + first - self.first_page

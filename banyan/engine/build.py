@@ -18,7 +18,7 @@ from banyan.cache import PrefixCache
 from banyan.engine.core import EngineCore, Limits
 from banyan.engine.cutpoints import DEFAULT_CHECKPOINTS
 from banyan.engine.inspect import component_rows
-from banyan.engine.models import LoadedModel, load_model
+from banyan.engine.models import LoadedModel, load_config, load_model
 from banyan.engine.parallel import mark_replicated, replicated_buffers
 from banyan.engine.ports import Model
 from banyan.engine.rank_process import follow_from_environment, lead
@@ -27,6 +27,7 @@ from banyan.engine.runner import Runner
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.engine.selftest import batches_alike, check_continuation
 from banyan.engine.served_model import ServedModel
+from banyan.engine.sharding import check_ranks
 from banyan.observe import observe_model
 from banyan.options import ServeOptions
 from banyan.pools.assembler import PoolStack, assemble
@@ -50,6 +51,7 @@ def build_engine(options: ServeOptions) -> EngineCore | RankedCore:
     """The engine that `options` ask for, on as many ranks. Raises as `build_core` and `lead`."""
     if options.tp == 1:
         return build_core(options)
+    check_ranks(load_config(options.model).config, options.tp)  # before N processes find it out
     return lead(RANK_BUILD, msgspec.json.encode(options), options.tp, device=options.device)
 
 

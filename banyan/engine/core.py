@@ -141,11 +141,18 @@ class EngineCore:
     def own_stats(self) -> dict[str, Any]:
         """Figures that differ between ranks; plain data."""
         totals = self._cache.controller.totals.values()
+        pools = [pool for tier in self._cache.stats()["tiers"].values() for pool in tier.values()]
         return {
             "verified": sum(t.verified for t in totals),
             "mismatched": sum(t.mismatched for t in totals),
             "moved_bytes": sum(t.moved_bytes for t in totals),
+            "slots": sum(pool["capacity"] for pool in pools),
+            "free_slots": sum(pool["free"] for pool in pools),
         }
+
+    def order(self, name: str) -> Any:
+        """Carry out one of `orders`."""
+        return self.orders[name]()
 
     def flush(self) -> dict[str, Any]:
         """Drop what is cached and no request holds; slots that came free, by tier and component."""

@@ -6,8 +6,6 @@ With several ranks each calls `build_oracle_rank` with equal options.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import random
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from banyan.cache import PrefixCache
 from banyan.engine.core import EngineCore, Limits
 from banyan.engine.cutpoints import DEFAULT_CHECKPOINTS
 from banyan.engine.inspect import component_rows
+from banyan.engine.memory import give_back, resident_bytes
 from banyan.engine.messages import GenerateRequest
 from banyan.engine.oracle import Emulation, OracleModel
 from banyan.engine.oracle_hash import VOCAB_SIZE, interned
@@ -93,41 +92,28 @@ class OracleCore(EngineCore):
     ) -> None:
         super().__init__(scheduler, cache, limits, info)
         self.oracle = oracle
+        self.orders |= {"detach_host": self.detach_host, "attach_host": self.attach_host}
 
     def enqueue(self, request: GenerateRequest) -> None:
         """As `EngineCore`; a prompt that came from another process is let go of at once."""
         super().enqueue(msgspec.structs.replace(request, prompt=interned(request.prompt)))
 
     def stats(self) -> dict[str, Any]:
-        """As `EngineCore`, and `oracle`: bytes compared, differences, the first one.
+        """As `EngineCore`, and as `ranks` what an engine of several says of each."""
+        return {**super().stats(), "ranks": [{**self.own_stats(), "rss_bytes": resident_bytes()}]}
+
+    def own_stats(self) -> dict[str, Any]:
+        """As `EngineCore`, and bytes compared, differences, the first one.
 
         Free memory goes back to the system first, so that what is resident is in use.
         """
-        _give_back()
+        give_back()
         oracle = self.oracle
         return {
-            **super().stats(),
-            "oracle": {
-                "checked_bytes": oracle.checked_bytes,
-                "wrong": oracle.wrong,
-                "first_wrong": oracle.first_wrong,
-            },
-        }
-
-    def rank_facts(self) -> dict[str, Any]:
-        """What this rank has found, to be told beside the others' figures; plain data.
-
-        Free memory goes back to the system first.
-        """
-        _give_back()
-        tiers = self.cache.stats()["tiers"]
-        pools = [pool for tier in tiers.values() for pool in tier.values()]
-        return {
-            "checked_bytes": self.oracle.checked_bytes,
-            "wrong": self.oracle.wrong,
-            "first_wrong": self.oracle.first_wrong,
-            "slots": sum(pool["capacity"] for pool in pools),
-            "free_slots": sum(pool["free"] for pool in pools),
+            **super().own_stats(),
+            "checked_bytes": oracle.checked_bytes,
+            "wrong": oracle.wrong,
+            "first_wrong": oracle.first_wrong,
         }
 
     def detach_host(self) -> None:
@@ -269,15 +255,6 @@ def _touch(stack: PoolStack) -> None:
         for lane in lanes:
             if lane.writes:
                 np.asarray(lane.host.data).fill(_POISON)
-
-
-def _give_back() -> None:
-    """Return free memory to the system, where the C library can: else a heap full of holes looks
-    like a leak."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
 
 
 def _faults(options: OracleOptions, rank: int) -> tuple[Fault | None, Fault | None]:

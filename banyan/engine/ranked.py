@@ -22,6 +22,7 @@ import msgspec
 import numpy as np
 
 from banyan.engine.core import EngineCore
+from banyan.engine.memory import resident_bytes
 from banyan.engine.messages import AbortRequest, GenerateRequest, Output, Sampling
 from banyan.engine.plans import SeqInput
 from banyan.engine.ports import Choice, Model, TextStream
@@ -269,7 +270,7 @@ class _Rank:
             **self.core.own_stats(),
             "operations": self.context.journal.count,
             "digest": f"{self.context.journal.digest & (2**64 - 1):016x}",
-            "rss_bytes": _resident_bytes(),
+            "rss_bytes": resident_bytes(),
         }
         parts = self.context.fabric.gather(_encode(own))
         return [msgspec.msgpack.decode(part) for part in parts]
@@ -417,12 +418,3 @@ def _machine() -> bytes:
     name = boot.read_text().strip() if boot.exists() else socket.gethostname()
     space = Path("/proc/self/ns/pid")
     return f"{name} {space.stat().st_ino if space.exists() else 0}".encode()
-
-
-def _resident_bytes() -> int:
-    """Memory of this process, pages that it shares counted in part; 0 where Linux does not say."""
-    try:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)

@@ -136,11 +136,7 @@ class Scheduler:
         Returns:
             Whether all got theirs; otherwise there is nothing to admit anybody with.
         """
-        enough = True
-        for request in list(self.roster.decoding.values()):
-            if request.phase is Phase.DECODE:
-                request.stepping = self._secure(request, request.length + 1)
-                enough = enough and request.stepping
+        enough = self._secure_decodes(list(self.roster.decoding.values()))
         for request in list(self.roster.prefilling.values()):
             if request.phase is Phase.PREFILL and request.planned is None:
                 stop = self._admission.next_cut(request, request.length)
@@ -148,6 +144,19 @@ class Scheduler:
                     request.planned = stop
                 else:
                     enough = False
+        return enough
+
+    def _secure_decodes(self, requests: list[Request]) -> bool:
+        """Slots for one token more of each, together where they are to be had; True: all have."""
+        if self._cache.allocate_next([r.lease for r in requests if r.lease is not None]):
+            for request in requests:
+                request.stepping = True
+            return True
+        enough = True
+        for request in requests:
+            if request.phase is Phase.DECODE:  # else it was retracted for one before it
+                request.stepping = self._secure(request, request.length + 1)
+                enough = enough and request.stepping
         return enough
 
     def _secure(self, request: Request, stop: int) -> bool:
@@ -227,6 +236,8 @@ class Scheduler:
         """
         lease = request.lease
         assert lease is not None
+        if lease.broken:  # since its slots were planned: they may be another's by now
+            raise CopyError("the load-back under this chunk has failed")
         start, gated = lease.length, lease.ticket is not None
         present = lease.present
         tokens = request.tokens

@@ -12,7 +12,7 @@ from typing import Any
 from banyan.errors import InvariantError
 from banyan.soak.drive import Core, Driver
 from banyan.soak.options import SoakOptions
-from banyan.soak.results import Line, Round, rank_facts
+from banyan.soak.results import Line, Round
 
 
 def balance(core: Core, driver: Driver, options: SoakOptions) -> list[Line]:
@@ -44,7 +44,7 @@ def _answers(driver: Driver) -> Iterator[Line]:
 
 def _oracle(stats: Mapping[str, Any]) -> Iterator[Line]:
     """Bytes that forward passes read."""
-    facts = rank_facts(stats)
+    facts = stats["ranks"]
     total = sum(rank["checked_bytes"] for rank in facts)
     wrong = [rank for rank in facts if rank["wrong"]]
     found = f"none in {total:,} compared"
@@ -67,7 +67,7 @@ def _copies(stats: Mapping[str, Any], options: SoakOptions) -> Iterator[Line]:
     asked = f" (faults were asked for: {options.faults:.1%})" if options.faults else ""
     yield _line("failed copies", f"{failed:,}{asked}", not failed or options.faults > 0)
     if options.verify == "all" and any(kind["jobs"] for kind in kinds):
-        facts = rank_facts(stats)
+        facts = stats["ranks"]
         verified = sum(rank["verified"] for rank in facts)
         differ = sum(rank["mismatched"] for rank in facts)
         fine = not differ and all(rank["verified"] > 0 for rank in facts)
@@ -89,7 +89,7 @@ def _tiers(stats: Mapping[str, Any]) -> Iterator[Line]:
 
 def _ranks(stats: Mapping[str, Any]) -> Iterator[Line]:
     """The ranks have done the same."""
-    facts = rank_facts(stats)
+    facts = stats["ranks"]
     if len(facts) == 1:
         return
     digests = {rank["digest"] for rank in facts}
@@ -102,7 +102,7 @@ def _ranks(stats: Mapping[str, Any]) -> Iterator[Line]:
 
 def _home(stats: Mapping[str, Any]) -> Line:
     """After a flush every slot is free, on every rank."""
-    facts = rank_facts(stats)
+    facts = stats["ranks"]
     slots = sum(rank["slots"] for rank in facts)
     away = [
         f"rank {number}: {rank['slots'] - rank['free_slots']:,} of {rank['slots']:,} are not"

@@ -18,7 +18,7 @@ from banyan.bench.work import Prompt
 from banyan.engine.messages import GenerateRequest, Output, Sampling
 from banyan.engine.oracle_hash import TOKENS, answer
 from banyan.soak.options import SoakOptions
-from banyan.soak.results import Differences, Round, copies_of, rank_facts
+from banyan.soak.results import Differences, Round, copies_of
 
 _QUIET_STEP_S = 0.0005
 """A step without news that was shorter than this had nothing to do but wait for copies."""
@@ -61,6 +61,9 @@ class Core(Protocol):
 
     def flush(self) -> dict[str, Any]:
         """Drop what no request holds."""
+
+    def order(self, name: str) -> Any:
+        """Carry out what the core can do by that name, on all ranks."""
 
     def check(self) -> dict[str, Any]:
         """Verify every invariant; raises `InvariantError`."""
@@ -256,11 +259,11 @@ class Driver:
             if wanted:
                 self._attach()
             else:
-                self._core.detach_host()  # type: ignore[attr-defined]
+                self._core.order("detach_host")
                 self._attached = False
 
     def _attach(self) -> None:
-        self._core.attach_host()  # type: ignore[attr-defined]
+        self._core.order("attach_host")
         self._attached = True
 
     # ---- figures ---------------------------------------------------------------------------------
@@ -274,8 +277,8 @@ class Driver:
             **engine["prompt_tokens"],
             "steps": self.steps,
             "retractions": engine["retractions"],
-            "checked_bytes": sum(facts["checked_bytes"] for facts in rank_facts(stats)),
-            "memory_bytes": sum(facts["rss_bytes"] for facts in rank_facts(stats)),
+            "checked_bytes": sum(facts["checked_bytes"] for facts in stats["ranks"]),
+            "memory_bytes": sum(facts["rss_bytes"] for facts in stats["ranks"]),
         }
 
     def _summary(self, tally: _Tally, before: dict[str, int]) -> Round:

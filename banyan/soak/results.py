@@ -5,9 +5,7 @@ Owns the records that are written as JSON. Knows no engine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -126,40 +124,10 @@ def changes(rounds: Sequence[Round]) -> list[Change]:
     ]
 
 
-def resident_bytes() -> int:
-    """Memory of this process; 0 where Linux does not say."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def rank_facts(stats: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What each rank has found and holds, rank 0 first.
-
-    Of an engine of one rank this follows from its statistics. Of several, `stats["ranks"]` says it;
-    what another rank does not tell about itself counts as nothing.
-    """
-    copies = stats["cache"]["copies"].values()
-    pools = [pool for tier in stats["cache"]["tiers"].values() for pool in tier.values()]
-    own = {
-        "verified": sum(kind["verified"] for kind in copies),
-        "mismatched": sum(kind["mismatched"] for kind in copies),
-        "slots": sum(pool["capacity"] for pool in pools),
-        "free_slots": sum(pool["free"] for pool in pools),
-        **stats["oracle"],
-    }
-    if "ranks" not in stats:
-        return [{**own, "rss_bytes": resident_bytes()}]
-    nothing = dict.fromkeys(own, 0)
-    return [{**(own if r == 0 else nothing), **facts} for r, facts in enumerate(stats["ranks"])]
-
-
 def copies_of(stats: Mapping[str, Any]) -> dict[str, int]:
     """Copies that one rank has started, which are those of each; digests of all ranks together."""
     copies = stats["cache"]["copies"]
-    facts = rank_facts(stats)
+    facts = stats["ranks"]
     return {
         "backups": copies["backup"]["jobs"],
         "load_backs": copies["load_back"]["jobs"],

@@ -93,17 +93,15 @@ def _soak(
             lines = balance(core, driver, options)
         except (InvariantError, RankError) as error:
             driver.differences.add(str(error))
-    for line in lines:
-        if not line.fine and not line.what.startswith("answers"):
-            driver.differences.add(f"{line.what}: {line.found}")
+    off = [f"{line.what}: {line.found}" for line in lines if not line.fine]
     return SoakReport(
         options={**msgspec.to_builtins(options), "emulated": options.emulated},
         info=_plain(core.info),
         rounds=driver.rounds,
         balance=lines,
         changes=changes(driver.rounds),
-        different=driver.differences.count,
-        differences=driver.differences.named,
+        different=len(off) + driver.differences.count,
+        differences=off + driver.differences.named,
         versions=versions(),
         machine=machine(),
     )
@@ -117,8 +115,6 @@ def _check_core(core: Core, options: SoakOptions) -> None:
             f"the pools hold {core.info['max_model_len']:,} tokens, a request has {longest:,}",
             "Give more, or leave the option out",
         )
-    if options.detach and not hasattr(core, "detach_host"):
-        raise ConfigError("--detach", "this engine cannot do that", "Leave it out")
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:

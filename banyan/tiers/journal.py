@@ -10,7 +10,7 @@ from collections import deque
 from enum import IntEnum
 from typing import NamedTuple
 
-KEPT = 8_192
+KEPT = 4_096
 """Entries kept to explain a difference; the digest covers all that there ever were."""
 
 

@@ -438,4 +438,4 @@ def test_the_engine_gives_the_oracles_answer_and_names_what_is_wrong(
         last = [last, *core.step()][-1]
     assert last is not None and last.finish_reason == "error"
     assert last.error is not None and "layer 0, buffer k: wrong bytes" in last.error
-    assert core.stats()["oracle"]["wrong"] == 1
+    assert core.own_stats()["wrong"] == 1

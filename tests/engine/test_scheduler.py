@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+from banyan.cache import PrefixCache
 from banyan.engine.counters import SOURCES
 from tests.support.toy_engine import HOST, KINDS, A, B, ToyEngine
 from tests.support.toy_model import answer, letter_of
@@ -256,10 +257,12 @@ def test_counters_never_fall():
         before = now
 
 
-def test_the_speed_of_prefill_is_measured_without_load_backs():
-    e = ToyEngine(device=[64], host=[96], chunk=64)
+def test_the_speed_of_prefill_is_measured_without_load_backs(monkeypatch: pytest.MonkeyPatch):
     noted: list[int] = []
-    e.cache.note_prefill = lambda tokens, seconds: noted.append(tokens)
+    monkeypatch.setattr(
+        PrefixCache, "note_prefill", lambda self, tokens, seconds: noted.append(tokens)
+    )
+    e = ToyEngine(device=[64], host=[96], chunk=64)
     e.ask(A[:80], 1)
     assert noted == [64]  # the second chunk is too short to say anything
     e.evict_device()

@@ -150,6 +150,13 @@ def test_a_wrong_world_size_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert done.returncode == 2 and "Write --tp 3" in done.stderr and "Trace" not in done.stderr
 
 
+def test_ranks_that_cannot_share_the_heads_are_one_line() -> None:
+    command = [sys.executable, "-m", "banyan", "serve", "tiny-full", "--tp", "3", "--port", "0"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2 and "Use --tp 1 or 2 or 4" in said and "Traceback" not in said
+
+
 def _keep_asking(server: ServerProcess, prompt: list[int]) -> None:
     body = {"model": "tiny-linear", "prompt": prompt, "max_tokens": 400}
     httpx.post(f"{server.url}/v1/completions", json={**body, "temperature": 0}, timeout=60)

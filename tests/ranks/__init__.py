@@ -1,0 +1,1 @@
+"""Several ranks of one engine in one process, with every interleaving decided by a seed."""
