@@ -22,15 +22,14 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from banyan.bench.report import machine, make_console, versions
 from benchmarks.figures import Figure, figures_of
+from benchmarks.showing import machine_line, markdown, put_into, table
 
 RESULTS = Path("bench-results")
 BASELINE = Path(__file__).with_name("baseline.json")
 TRACE = Path("../shared/traces/conversation_trace.jsonl")
-BEGIN, END = "<!-- measured by `make bench-pages` -->", "<!-- end of what was measured -->"
 LAST_LINES = 12
 SUMMARY = "bench.json"
 
@@ -182,77 +181,6 @@ def slower(figures: list[Figure], before: dict[str, float]) -> list[Figure]:
     """What has become slower than the baseline by more than noise, worst first."""
     found = [f for f in figures if f.key in before and f.ratio > before[f.key] * f.noise]
     return sorted(found, key=lambda f: before[f.key] / f.ratio)
-
-
-def machine_line() -> str:
-    """The class of the machine, the versions and the load, in words."""
-    found = machine()
-    model = _processor()
-    names = ", ".join(f"{name} {version}" for name, version in versions().items())
-    load = os.getloadavg()[0]
-    cores = f"{found['cpus']} {found['arch']} cores" + (f" ({model})" if model else "")
-    return f"{cores}, {found['system']}; {names}; load average {load:.1f}"
-
-
-def _processor() -> str:
-    """The processor's name, where the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next((s.partition(":")[2].strip() for s in lines if s.startswith("model name")), "")
-
-
-def cells(figure: Figure, before: dict[str, float]) -> tuple[str, ...]:
-    """A line of the table, in words."""
-    known = before.get(figure.key)
-    marks = {True: "yes", False: "NO", None: ""}
-    return (
-        figure.benchmark,
-        figure.name,
-        figure.value,
-        figure.beside,
-        f"{figure.ratio:.3g}",
-        figure.target,
-        marks[figure.met],
-        "" if known is None else f"{known:.3g}",
-    )
-
-
-HEADINGS = ("Benchmark", "Figure", "Measured", "Beside", "Ratio", "Target", "Met", "Baseline")
-
-
-def table(figures: list[Figure], before: dict[str, float], title: str) -> Table:
-    """All figures."""
-    shown = Table(title=title, title_justify="left", title_style="bold")
-    for heading in HEADINGS:
-        right = heading in ("Measured", "Ratio", "Target", "Baseline")
-        shown.add_column(heading, justify="right" if right else "left")
-    for figure in figures:
-        shown.add_row(*cells(figure, before))
-    return shown
-
-
-def markdown(figures: list[Figure], title: str) -> str:
-    """The table for a page, without the baseline; what misses its target stands in it too."""
-    count = len(HEADINGS) - 1
-    lines = [f"| {' | '.join(HEADINGS[:count])} |", "|" + "---|" * count]
-    lines += [f"| {' | '.join(cells(figure, {})[:count])} |" for figure in figures]
-    return "\n".join([title + ".", "", *lines])
-
-
-def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the marks of a page.
-
-    Raises:
-        ValueError: the page lacks a mark.
-    """
-    old = page.read_text()
-    head, begin, rest = old.partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} must have the lines {BEGIN} and {END}")
-    page.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{tail}")
 
 
 def write(outcome: Outcome, path: Path) -> None:

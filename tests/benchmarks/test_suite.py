@@ -17,7 +17,8 @@ from benchmarks.counting import Count
 from benchmarks.figures import EXTRACTORS, PEERS_MEAN, Figure, figures_of
 from benchmarks.peers.ratios import Row as PeerRow
 from benchmarks.peers.ratios import Timing
-from benchmarks.suite import BEGIN, END, Part, put_into, slower
+from benchmarks.showing import BEGIN, END, put_into
+from benchmarks.suite import Part, slower
 from benchmarks.yardstick import yardstick_us
 
 
