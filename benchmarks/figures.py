@@ -46,7 +46,7 @@ class Figure:
     @property
     def key(self) -> str:
         """Its name in the baseline."""
-        return f"{self.benchmark}: {self.name}"
+        return f"{self.benchmark}: {self.name}, beside {self.beside}"
 
     @property
     def is_chief(self) -> bool:

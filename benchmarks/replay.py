@@ -72,7 +72,7 @@ class Replay:
             stack, NullCopyEngine(), TierOptions(write_policy=policy, weigh_cost=False)
         )
         self.tokens: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds = {"keys": 0.0, "cache": 0.0}
 
     def run(self, request: TraceRequest) -> None:
         """One request from its arrival to its end."""

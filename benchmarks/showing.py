@@ -22,9 +22,9 @@ def machine_line() -> str:
     found = machine()
     model = _processor()
     names = ", ".join(f"{name} {version}" for name, version in versions().items())
-    load = os.getloadavg()[0]
+    load = os.getloadavg()[2]
     cores = f"{found['cpus']} {found['arch']} cores" + (f" ({model})" if model else "")
-    return f"{cores}, {found['system']}; {names}; load average {load:.1f}"
+    return f"{cores}, {found['system']}; {names}; load average of 15 minutes {load:.1f}"
 
 
 def _processor() -> str:

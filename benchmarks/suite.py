@@ -144,13 +144,22 @@ def run_all(parts: list[Part], results: Path, quick: bool, console: Console) -> 
             ran.append(part)
         else:
             failed[part.name] = problem
-    outcome = collect(ran, results)
-    return Outcome(outcome.figures, outcome.skipped | skipped, failed, machine_line())
+    figures, lacking = collect(ran, results)
+    return Outcome(figures, lacking | skipped, failed, machine_line())
 
 
-def collect(parts: list[Part], results: Path) -> Outcome:
-    """The figures of the results that are there."""
-    figures, skipped = [], {}
+def show_again(parts: list[Part], results: Path) -> Outcome:
+    """What the results that are there say, and where the last run was."""
+    figures, skipped = collect(parts, results)
+    last = results / SUMMARY
+    title = json.loads(last.read_text())["title"] if last.is_file() else machine_line()
+    return Outcome(figures, skipped, {}, title)
+
+
+def collect(parts: list[Part], results: Path) -> tuple[list[Figure], dict[str, str]]:
+    """The figures of the results that are there; why others are not, by benchmark."""
+    figures: list[Figure] = []
+    skipped: dict[str, str] = {}
     for name, path in {p.name: p.json_path(results) for p in parts}.items():
         if path.is_file():
             figures += figures_of(name, json.loads(path.read_text()))
@@ -161,9 +170,7 @@ def collect(parts: list[Part], results: Path) -> Outcome:
         figures += figures_of("peers", json.loads(peers.read_text()))
     else:
         skipped["peers"] = f"there is no {peers}: see make bench-peers"
-    last = results / SUMMARY
-    title = json.loads(last.read_text())["title"] if last.is_file() else machine_line()
-    return Outcome(figures, skipped, {}, title)
+    return figures, skipped
 
 
 # ---- comparing and showing -----------------------------------------------------------------------
@@ -240,7 +247,10 @@ def main(
         raise typer.BadParameter("a baseline is recorded at full size, without --quick")
     console = make_console()
     parts = [part for part in known if not only or part.name in only]
-    outcome = collect(parts, results) if collecting else run_all(parts, results, quick, console)
+    if collecting:
+        outcome = show_again(parts, results)
+    else:
+        outcome = run_all(parts, results, quick, console)
     say(outcome, {} if quick else baseline(), console)
     write(outcome, results / SUMMARY)
     if recording:

@@ -134,6 +134,12 @@ def test_the_guards_own_results_are_read(tmp_path: Path, monkeypatch: pytest.Mon
     assert (figure.ratio, figure.met) == (pytest.approx(2.0), False)
 
 
+def test_the_same_figure_beside_two_things_is_two_in_the_baseline() -> None:
+    rows = [SERVED, SERVED | {"against": "cache off"}]
+    found = figures_of("shared-prefix", {"benchmark": "shared-prefix", "comparisons": rows})
+    assert len({f.key for f in found}) == 2
+
+
 def test_the_chief_figures_are_those_with_targets_and_those_lost() -> None:
     chief = [f.name for name in EXTRACTORS for f in figures_of(name, DATA[name][0]) if f.is_chief]
     assert "b" not in chief and PEERS_MEAN in chief
@@ -156,7 +162,7 @@ def figure(name: str, ratio: float, noise: float = 1.5) -> Figure:
 
 def test_slower_is_what_exceeds_noise_worst_first() -> None:
     found = [figure("a", 1.4), figure("b", 1.6), figure("c", 9.0), figure("d", 3.2), figure("e", 0)]
-    before = {f"part: {name}": 1.0 for name in "abde"}
+    before = {f"part: {name}, beside something": 1.0 for name in "abde"}
     assert [f.name for f in slower(found, before)] == ["d", "b"]
     assert slower([figure("a", 1.04, noise=1.03)], before) != []
 
@@ -222,7 +228,9 @@ def test_a_recorded_baseline_is_compared_with(bench: Any) -> None:
     assert "slower" not in bench([HITS, COPIES]).output
     worse = {"target": 1.15, "rows": [hit_row() | {"ratio": 2.4}]}
     done = bench([replace(HITS, arguments=writes(worse))])
-    assert "slower: host-hits: TTFT of a host hit, model, 2.00 times the baseline" in done.output
+    assert (
+        "slower: host-hits: TTFT of a host hit, model, beside device hit, 2.00 times" in done.output
+    )
 
 
 def test_a_partial_recording_keeps_the_rest(bench: Any) -> None:
