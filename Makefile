@@ -2,6 +2,7 @@
 #
 # PYTHON       the Python to make .venv with; default, the first 3.11 or newer that is found.
 # TORCH_INDEX  package index to take torch from; default, pip's own. The README says when to set it.
+# TRACE        for bench: a request trace to replay (Mooncake's format), where it is there.
 # SGLANG_PYTHON  for bench-peers: the Python of an environment that has SGLang; default, .venv's.
 
 PYTHON ?= $(shell sh tools/python.sh)
@@ -11,6 +12,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 MODEL := .demo/gemma-3-270m
 RESULTS := bench-results
+TRACE ?= ../shared/traces/conversation_trace.jsonl
 
 # One thread per worker in tests: two workers with a thread pool each would only get in each
 # other's way. Nothing here downloads a model; offline makes a wrong name fail at once.
@@ -27,15 +29,19 @@ SUPPORT := $(RESULTS)/support.json
 RECORD := -p tests.parity.recording --support-record $(SUPPORT)
 RENDER := $(BIN)/python -m tools.support_table $(SUPPORT) --out docs/models.md
 
-.PHONY: help venv model demo lint types test test-all support-table bench bench-shared \
-	bench-turns bench-tree bench-overhead bench-peers bench-ranks soak clean
+.PHONY: help venv model demo lint types test test-all support-table bench bench-baseline \
+	bench-pages bench-shared bench-turns bench-tree bench-steps bench-copies bench-overhead \
+	bench-host-hits bench-replay bench-peers bench-ranks guard soak clean
 
 help:
 	@echo "make demo           install, prepare Gemma 3 270M, run the benchmark on it, answer a question"
 	@echo "make test           lint, types and the quick tests"
 	@echo "make test-all       the same with the slow tests (prepares the model first)"
 	@echo "make support-table  try every model family on all tiers; results in docs/models.md"
-	@echo "make bench          every benchmark on the built-in models; results in $(RESULTS)/"
+	@echo "make bench          every benchmark that needs no peer, in one table; results in $(RESULTS)/"
+	@echo "make bench-baseline the same, and its ratios become the baseline that later runs are compared with"
+	@echo "make bench-pages    put the figures last measured into README.md and docs/benchmarks.md"
+	@echo "make guard          count the instructions of core operations, compare with the baseline"
 	@echo "make bench-peers    the tree beside SGLang's; needs SGLang (SGLANG_PYTHON=its Python)"
 	@echo "make soak           sixteen ranks under load with a model that proves every byte (15 min)"
 	@echo "make bench-ranks    shared-prefix on four ranks; what it costs ranks to talk"
@@ -78,7 +84,18 @@ support-table: venv
 	$(TEST_ENV) $(BIN)/python -m pytest -n 2 $(RECORD) tests/parity/test_families.py \
 		tests/parity/test_family_mutations.py; tests=$$?; $(RENDER) && exit $$tests
 
-bench: bench-shared bench-turns bench-tree bench-overhead
+bench: venv
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.suite --trace $(TRACE) --results $(RESULTS)
+
+bench-baseline: venv
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.suite --trace $(TRACE) --results $(RESULTS) --record
+
+bench-pages: venv
+	$(BIN)/python -m benchmarks.suite --collect --results $(RESULTS) \
+		--page docs/benchmarks.md --readme README.md
+
+guard: venv
+	$(BIN)/python -m benchmarks.guard
 
 bench-shared: venv
 	$(BENCH_ENV) $(BIN)/banyan bench shared-prefix --groups 8 --prompts-per-group 8 --shared 1024 \
@@ -90,10 +107,22 @@ bench-turns: venv
 		--json $(RESULTS)/multi-turn.json --png $(RESULTS)/multi-turn.png
 
 bench-tree: venv
-	$(BIN)/python benchmarks/tree.py --json $(RESULTS)/tree.json
+	$(BIN)/python -m benchmarks.tree --json $(RESULTS)/tree.json
+
+bench-steps: venv
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.steps --json $(RESULTS)/steps.json
+
+bench-copies: venv
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.copies --json $(RESULTS)/copies.json
+
+bench-replay: venv
+	$(BIN)/python -m benchmarks.replay $(TRACE) --json $(RESULTS)/replay.json
+
+bench-host-hits: venv
+	$(BENCH_ENV) $(BIN)/python -m benchmarks.host_hits --json $(RESULTS)/host-hits.json
 
 bench-overhead: venv
-	$(BIN)/python benchmarks/overhead.py --json $(RESULTS)/overhead.json
+	$(BIN)/python -m benchmarks.overhead --json $(RESULTS)/overhead.json
 
 bench-ranks: venv
 	$(BENCH_ENV) $(BIN)/banyan bench shared-prefix --tp 4 --model tiny-linear --groups 16 \

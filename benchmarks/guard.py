@@ -267,9 +267,16 @@ def main(
         found = measure()
     recorded = baseline()
     console.print(table(found, recorded or {}))
+    findings = [] if recorded is None else compare(found, recorded)
     if json_path is not None:
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps({n: asdict(c) for n, c in found.items()}, indent=1) + "\n")
+        result = {
+            "versions": versions(),
+            "counts": {name: asdict(counts) for name, counts in found.items()},
+            "baseline": {name: asdict(counts) for name, counts in (recorded or {}).items()},
+            "findings": [asdict(finding) for finding in findings],
+        }
+        json_path.write_text(json.dumps(result, indent=1) + "\n")
     if recording:
         record(found)
         console.print(f"Recorded for Python {python_version()} in {BASELINE.name}.")
@@ -279,7 +286,6 @@ def main(
             f"There is no baseline for Python {python_version()}. To record one: {RECORD}"
         )
         return
-    findings = compare(found, recorded)
     for finding in findings:
         console.print(f"{finding.workload} {finding.text}")
     raise typer.Exit(1 if findings else 0)

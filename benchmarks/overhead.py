@@ -1,6 +1,6 @@
 """Measures what the engine costs over a bare `transformers` loop, at batch 1 with the cache off.
 
-    python benchmarks/overhead.py [--model NAME]... [--json FILE]
+    python -m benchmarks.overhead [--model NAME]... [--json FILE]
 
 Both sides run in this process, take turns request by request, and compute the same: a prompt of
 1,024 random tokens in the engine's chunks of at most 512, then 64 greedy tokens one by one. The

@@ -30,6 +30,7 @@ from banyan.spec import CacheSpec
 from banyan.tiers.controller import TierOptions, WritePolicy
 from banyan.tree import Mark
 from benchmarks.byteless import COMPONENTS, NullCopyEngine, byteless_stack
+from benchmarks.yardstick import yardstick_us
 
 BLOCK = 512
 CHUNK_BLOCKS = 16
@@ -71,7 +72,7 @@ class Replay:
             stack, NullCopyEngine(), TierOptions(write_policy=policy, weigh_cost=False)
         )
         self.tokens: Counter[str] = Counter()
-        self.seconds: Counter[str] = Counter()
+        self.seconds = {"keys": 0.0, "cache": 0.0}
 
     def run(self, request: TraceRequest) -> None:
         """One request from its arrival to its end."""
@@ -129,6 +130,7 @@ def replay(
         "us_per_request": 1e6 * seconds / max(1, len(requests)),
         "hit_rate": (run.tokens["device"] + run.tokens["host"]) / max(1, run.tokens["prompt"]),
         **{name: run.tokens[name] for name in ("prompt", "device", "host", "refused")},
+        "yardstick_us": yardstick_us(),
         "nodes": sum(1 for _ in run.cache.tree.nodes()),
     }
 

@@ -40,6 +40,7 @@ from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.spec import CacheSpec, Point
 from banyan.tiers.controller import TierOptions, WritePolicy
 from benchmarks.byteless import COMPONENTS, NullCopyEngine, NullModel, byteless_stack
+from benchmarks.yardstick import yardstick_us
 
 RUNNING, WAITING = 256, 2_000
 PROMPT, SHARED = 4_608, 4_096
@@ -96,6 +97,7 @@ class Row:
         spent_median_ms, spent_p99_ms: of the processor; a step never waits.
         running: requests that run; started: requests whose prompt was finished; transfers: copies
             that run; host_tokens: prompt tokens loaded back. All as means of the steps.
+        yardstick_us: how fast Python was then.
     """
 
     scenario: str
@@ -111,6 +113,7 @@ class Row:
     started: float
     transfers: float
     host_tokens: float
+    yardstick_us: float = 1.0
 
     @property
     def met(self) -> bool:
@@ -250,6 +253,7 @@ def measure(
         started=sum(prompts.values()) / PROMPT / steps,
         transfers=statistics.mean(s.copies for s in samples),
         host_tokens=prompts["host"] / steps,
+        yardstick_us=yardstick_us(),
     )
 
 

@@ -1,6 +1,6 @@
 """Times the radix tree's operations, without pools, copies or a model.
 
-    python benchmarks/tree.py [--json FILE] [--quick]
+    python -m benchmarks.tree [--json FILE] [--quick]
 
 One row per operation, one column per (components, page size): the median in microseconds over many
 samples, garbage collection off. Query keys are other objects than the stored ones, so that no
@@ -37,6 +37,7 @@ from banyan.spec import CacheSpec, Component, Full, Point, Window
 from banyan.tree import Offer, Tree
 from banyan.tree.keys import encode_tokens
 from banyan.tree.node import Node, Tier
+from benchmarks.yardstick import yardstick_us
 
 VOCABULARY = 128_000
 WINDOW = 512
@@ -267,6 +268,8 @@ def _row(name: str, components: str, page: int, times: Samples) -> dict[str, Any
         "p90_us": tenths[-1],
         "max_us": max(times),
         "samples": len(times),
+        "yardstick_us": yardstick_us(),
+        "budget_us": BUDGETS_US.get(name),
     }
 
 

@@ -1,0 +1,247 @@
+"""Takes the few figures that count out of each benchmark's JSON, as ratios.
+
+A ratio says how long something took beside something else of the same run: smaller is better, and
+two runs, or two machines, can be compared by it. Pure functions of the JSON; knows no benchmark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.peers.ratios import geometric_mean
+
+NOISE = 1.35
+"""How much a ratio of times may grow from run to run on a machine that does other work too."""
+
+PEERS_MEAN = "geometric mean of match + slots, insert, evict"
+FELT = ("overhead", "shared-prefix", "multi-turn")
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the table.
+
+    Args:
+        benchmark: the part of `make bench` that it comes from.
+        value: as measured, for a person.
+        beside: what the ratio is taken to.
+        target: for a person; empty without one.
+        met: whether the target is reached, in every configuration; None without one.
+        noise: by which factor the ratio may grow without being called slower.
+    """
+
+    benchmark: str
+    name: str
+    value: str
+    beside: str
+    ratio: float
+    target: str = ""
+    met: bool | None = None
+    noise: float = NOISE
+
+    @property
+    def key(self) -> str:
+        """Its name in the baseline."""
+        return f"{self.benchmark}: {self.name}, beside {self.beside}"
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether it belongs in a short table: what a user feels, what has a target, what is lost;
+        of what is measured beside a peer only what is lost, and the mean."""
+        if self.benchmark == "peers":
+            return self.met is False or self.name == PEERS_MEAN
+        return self.met is not None or self.benchmark in FELT
+
+
+def figures_of(benchmark: str, data: dict[str, Any]) -> list[Figure]:
+    """The figures of one benchmark's JSON."""
+    return EXTRACTORS[benchmark](data)
+
+
+def _grouped(rows: Rows, *fields: str) -> dict[tuple[Hashable, ...], Rows]:
+    groups: dict[tuple[Hashable, ...], Rows] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[f] for f in fields), []).append(row)
+    return groups
+
+
+def _mean(ratios: Iterable[float]) -> float:
+    mean = geometric_mean(ratios)
+    assert mean is not None
+    return mean
+
+
+def _span(values: Iterable[float], unit: str) -> str:
+    """From the least to the most of several configurations, or the one value they share."""
+    found = sorted(values)
+    low, high = (f"{v:,.0f}" if v >= 100 else f"{v:.3g}" for v in (found[0], found[-1]))
+    return f"{low} {unit}" if low == high else f"{low} to {high} {unit}"
+
+
+# ---- one function for each benchmark -------------------------------------------------------------
+
+
+def _guard(data: dict[str, Any]) -> list[Figure]:
+    counts, before = data["counts"], data["baseline"]
+    known = [name for name in counts if name in before]
+    if not known:
+        return []
+    total = sum(found["instructions"] for found in counts.values())
+    ratio = _mean(counts[n]["instructions"] / before[n]["instructions"] for n in known)
+    met, value = not data["findings"], f"{total:,}"
+    name = "instructions of core operations"
+    return [Figure("guard", name, value, "baseline", ratio, "within 3 %", met, noise=1.03)]
+
+
+def _tree(data: dict[str, Any]) -> list[Figure]:
+    figures = []
+    for (name,), rows in _grouped(data["rows"], "operation").items():
+        budget = rows[0]["budget_us"]
+        figures.append(
+            Figure(
+                "tree",
+                str(name),
+                _span((r["median_us"] for r in rows), "µs"),
+                "yardstick",
+                _mean(r["median_us"] / r["yardstick_us"] for r in rows),
+                "" if budget is None else f"≤ {budget:g} µs",
+                None if budget is None else all(r["median_us"] <= budget for r in rows),
+            )
+        )
+    return figures
+
+
+def _steps(data: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            "steps",
+            f"{name}, page {page}",
+            _span((r["median_ms"] for r in rows), "ms"),
+            "yardstick",
+            _mean(1000 * r["median_ms"] / r["yardstick_us"] for r in rows),
+            f"≤ {rows[0]['target_ms']:g} ms",
+            all(r["met"] for r in rows),
+        )
+        for (name, page), rows in _grouped(data["rows"], "scenario", "page_size").items()
+    ]
+
+
+def _copies(data: dict[str, Any]) -> list[Figure]:
+    figures = []
+    for (pages, way), rows in _grouped(data["rows"], "pages", "way").items():
+        target = rows[0]["target"]
+        figures.append(
+            Figure(
+                "copies",
+                f"{str(pages).partition(':')[0]} pages {way}",
+                _span((r["engine"] for r in rows), "GB/s"),
+                "plain copy",
+                max(1 / r["ratio"] for r in rows),
+                "" if target is None else f"ratio ≤ {1 / target:g}",
+                None if target is None else all(r["met"] for r in rows),
+            )
+        )
+    return figures
+
+
+REPLAY_S = 20.0
+"""The target: seconds for the conversation trace."""
+
+
+def _replay(data: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            "replay",
+            f"{data['trace'].partition('.')[0]}, {row['components']}",
+            f"{row['seconds']:.1f} s",
+            "yardstick",
+            row["us_per_request"] / row["yardstick_us"],
+            f"≤ {REPLAY_S:g} s",
+            row["seconds"] <= REPLAY_S,
+        )
+        for row in data["rows"]
+    ]
+
+
+def _overhead(data: dict[str, Any]) -> list[Figure]:
+    figures = []
+    for row in data["rows"]:
+        bare, engine = row["bare_total_s"], row["engine_total_s"]
+        value = f"{1000 * engine:,.0f} ms"
+        name = f"engine, {_short(row['model'])}"
+        figures.append(Figure("overhead", name, value, "transformers", engine / bare))
+    return figures
+
+
+def _host_hits(data: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            "host-hits",
+            f"TTFT of a host hit, {_short(row['model'])}",
+            f"{1000 * row['host_s']:.3g} ms",
+            "device hit",
+            row["ratio"],
+            f"ratio ≤ {data['target']:g}",
+            row["met"],
+        )
+        for row in data["rows"]
+    ]
+
+
+def _served(data: dict[str, Any]) -> list[Figure]:
+    return [
+        Figure(
+            data["benchmark"],
+            f"TTFT, {row['name']}",
+            f"{1000 * row['ttft_s']:.3g} ms",
+            row["against"],
+            row["ttft_s"] / row["against_ttft_s"],
+        )
+        for row in data["comparisons"]
+    ]
+
+
+def _peers(data: dict[str, Any]) -> list[Figure]:
+    """Beside the faster of the peer's cores; a row that is lost anywhere misses its target."""
+    other = "sglang-rust"
+    beside = "SGLang, Rust core"
+    figures = [
+        Figure(
+            "peers",
+            str(name),
+            _span((r["sides"]["banyan"]["median_us"] for r in rows), "µs"),
+            beside,
+            _mean(1 / r["ratios"][other] for r in rows),
+            "ratio ≤ 1",
+            all(r["ratios"][other] >= 1 for r in rows),
+        )
+        for (name,), rows in _grouped(data["rows"], "workload").items()
+    ]
+    times = data["geometric_mean"][other]
+    if times is not None:
+        mean = Figure("peers", PEERS_MEAN, f"{times:.1f} times faster", beside, 1 / times)
+        figures.append(mean)
+    return figures
+
+
+def _short(model: str) -> str:
+    """A model's name without the folder it lies in."""
+    return model.rpartition("/")[2]
+
+
+EXTRACTORS: dict[str, Callable[[dict[str, Any]], list[Figure]]] = {
+    "guard": _guard,
+    "tree": _tree,
+    "steps": _steps,
+    "copies": _copies,
+    "replay": _replay,
+    "overhead": _overhead,
+    "host-hits": _host_hits,
+    "shared-prefix": _served,
+    "multi-turn": _served,
+    "peers": _peers,
+}
