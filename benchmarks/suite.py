@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 
 from banyan.bench.report import machine, make_console, versions
-from benchmarks.figures import Figure, figures_of
+from benchmarks.figures import Figure, chief, figures_of
 from benchmarks.showing import machine_line, markdown, put_into, table
 
 RESULTS = Path("bench-results")
@@ -258,8 +258,7 @@ def main(
     if page is not None:
         put_into(page, markdown(outcome.figures, outcome.title))
     if readme is not None:
-        chief = [figure for figure in outcome.figures if figure.is_chief]
-        put_into(readme, markdown(chief, outcome.title))
+        put_into(readme, markdown(chief(outcome.figures), outcome.title))
     raise typer.Exit(1 if outcome.failed else 0)
 
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks import copies, guard, host_hits, steps, suite
 from benchmarks.counting import Count
-from benchmarks.figures import EXTRACTORS, PEERS_MEAN, Figure, figures_of
+from benchmarks.figures import EXTRACTORS, PEERS_MEAN, Figure, chief, figures_of
 from benchmarks.peers.ratios import Row as PeerRow
 from benchmarks.peers.ratios import Timing
 from benchmarks.showing import BEGIN, END, put_into
@@ -106,7 +106,7 @@ DATA: dict[str, tuple[dict[str, Any], list[tuple[str, float, bool | None]]]] = {
     "peers": (
         {"rows": [peer_row(1.0, 4.0), peer_row(2.0, 2.0), peer_row(2.0, 0.5)]}
         | {"geometric_mean": {"sglang-rust": 4.0}},
-        [("match", 1.0, False), (PEERS_MEAN, 0.25, None)],
+        [("match", 1.0, False), (PEERS_MEAN, 0.25, False)],
     ),
 }
 
@@ -140,12 +140,18 @@ def test_the_same_figure_beside_two_things_is_two_in_the_baseline() -> None:
     assert len({f.key for f in found}) == 2
 
 
-def test_the_chief_figures_are_those_with_targets_and_those_lost() -> None:
-    chief = [f.name for name in EXTRACTORS for f in figures_of(name, DATA[name][0]) if f.is_chief]
-    assert "b" not in chief and PEERS_MEAN in chief
-    assert {"match", "engine, m", "TTFT, device + host", "decode, page 64"} <= set(chief)
+def test_the_chief_figures_are_those_felt_those_lost_and_the_worst_of_the_others() -> None:
+    every = [f for name in EXTRACTORS for f in figures_of(name, DATA[name][0])]
+    names = [f.name for f in chief(every)]
+    assert "b" not in names and PEERS_MEAN in names
+    assert {"match", "engine, m", "TTFT, device + host"} <= set(names)
     won = {"rows": [peer_row(1.0, 4.0)], "geometric_mean": {"sglang-rust": None}}
-    assert [f.is_chief for f in figures_of("peers", won)] == [False]
+    assert chief(figures_of("peers", won)) == []
+    fine = [Figure("steps", n, "", "y", r, "2 ms", True) for n, r in (("a", 1.0), ("b", 3.0))]
+    assert [f.name for f in chief([*fine, Figure("steps", "c", "", "y", 0.5, "2 ms", False)])] == [
+        "b",
+        "c",
+    ]
 
 
 def test_the_yardstick_is_steady_enough_to_divide_by() -> None:
