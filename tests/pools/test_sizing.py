@@ -308,7 +308,9 @@ def three_reaches() -> CacheSpec:
 REPLICATED: list[set[str]] = [set(), {"index"}, {"conv", "recurrent"}, {"index", "recurrent"}]
 
 
-@pytest.mark.parametrize("replicated", REPLICATED, ids=str)
+@pytest.mark.parametrize(
+    "replicated", REPLICATED, ids=lambda names: "+".join(sorted(names)) or "none"
+)
 @pytest.mark.parametrize("budget", [150_000, 1 << 20, (1 << 22) + 7])
 def test_the_bytes_of_all_ranks_are_within_the_budget_of_the_node(
     replicated: set[str], budget: int
