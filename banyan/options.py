@@ -46,7 +46,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     device_bytes: int = 1 << 30
     """Bytes for all device pools of a rank together, such as 512MiB or 2GiB."""
     host_bytes: int | None = None
-    """Bytes for all host pools of all ranks; without it and --host-ratio there is no host tier."""
+    """Bytes for the host pools of all ranks together; without it or --host-ratio, no host tier."""
     host_ratio: float | None = None
     """Size of the host tier as a multiple of all ranks' device pools, instead of --host-bytes."""
     write_policy: WritePolicyName | None = None

@@ -66,6 +66,7 @@ VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "host": (("0.0.0.0",), "0.0.0.0"),
     "port": (("0",), 0),
     "page_size": (("4",), 4),
+    "tp": (("4",), 4),
     "device_bytes": (("512MiB",), 512 << 20),
     "host_bytes": (("2GiB",), 2 << 30),
     "host_ratio": (("2.5",), 2.5),
