@@ -43,7 +43,7 @@ help:
 	@echo "make bench-pages    put the figures last measured into README.md and docs/benchmarks.md"
 	@echo "make guard          count the instructions of core operations, compare with the baseline"
 	@echo "make bench-peers    the tree beside SGLang's; needs SGLang (SGLANG_PYTHON=its Python)"
-	@echo "make soak           sixteen ranks under load with a model that proves every byte (15 min)"
+	@echo "make soak           sixteen ranks under load with a model that proves every byte (10 min)"
 	@echo "make bench-ranks    shared-prefix on four ranks; what it costs ranks to talk"
 	@echo "make venv           only the virtual environment"
 	@echo "make model          only the demo model, in $(MODEL)/"
