@@ -21,8 +21,9 @@ from banyan.engine.inspect import component_rows
 from banyan.engine.models import LoadedModel, load_config, load_model
 from banyan.engine.parallel import mark_replicated, replicated_buffers
 from banyan.engine.ports import Model
+from banyan.engine.rank_context import RankContext
 from banyan.engine.rank_process import follow_from_environment, lead
-from banyan.engine.ranked import RankContext, RankedCore
+from banyan.engine.ranked import RankedCore
 from banyan.engine.runner import Runner
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.engine.selftest import batches_alike, check_continuation
@@ -90,20 +91,9 @@ def build_core(
     """
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    loaded = loaded or load_model(
-        options.model,
-        dtype=options.resolved_dtype or "auto",
-        device=options.device,
-        ranks=options.tp,
-        rank=ranks.rank if ranks else 0,
-    )
-    if ranks is not None:
-        ranks.fabric.wait_for_all("loaded")
-        clock = ranks.clock
-    spec = CacheSpec.from_layers(observe_model(loaded.model), options.page_size)
-    if ranks is not None:
-        same = replicated_buffers(loaded.model, spec, ranks.fabric.gather)
-        spec = mark_replicated(spec, same)
+    loaded = loaded or _load(options, ranks)
+    clock = ranks.clock if ranks is not None else clock
+    spec = _spec(options, loaded, ranks)
     plan = _plan(options, spec, ranks)
     pin = options.device == "cuda"
     shared = ranks.sharing(pin) if ranks is not None and plan.host else None
@@ -143,6 +133,28 @@ def build_core(
         open_requests=options.max_running + options.max_waiting,
     )
     return EngineCore(scheduler, cache, limits, _info(options, loaded, spec, plan))
+
+
+def _load(options: ServeOptions, ranks: RankContext | None) -> LoadedModel:
+    """The model, or this rank's part of it."""
+    loaded = load_model(
+        options.model,
+        dtype=options.resolved_dtype or "auto",
+        device=options.device,
+        ranks=options.tp,
+        rank=ranks.rank if ranks else 0,
+    )
+    if ranks is not None:
+        ranks.fabric.wait_for_all("loaded")
+    return loaded
+
+
+def _spec(options: ServeOptions, loaded: LoadedModel, ranks: RankContext | None) -> CacheSpec:
+    """What the model keeps, or this rank's part of it, with what all ranks keep alike marked."""
+    spec = CacheSpec.from_layers(observe_model(loaded.model), options.page_size)
+    if ranks is None:
+        return spec
+    return mark_replicated(spec, replicated_buffers(loaded.model, spec, ranks.fabric.gather))
 
 
 def _plan(options: ServeOptions, spec: CacheSpec, ranks: RankContext | None) -> SizePlan:

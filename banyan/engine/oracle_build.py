@@ -25,7 +25,7 @@ from banyan.engine.oracle import Emulation, OracleModel
 from banyan.engine.oracle_hash import VOCAB_SIZE, interned
 from banyan.engine.oracle_presets import WINDOW, oracle_spec
 from banyan.engine.ports import Model
-from banyan.engine.ranked import RankContext
+from banyan.engine.rank_context import RankContext
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.options import EvictPolicyName, WritePolicyName
 from banyan.pools.assembler import PoolStack, assemble

@@ -23,7 +23,8 @@ import msgspec
 
 from banyan.engine.core import EngineCore
 from banyan.engine.fabric import Place, TorchFabric, join, open_store, place_from_environment
-from banyan.engine.ranked import RankContext, RankedCore, follow
+from banyan.engine.rank_context import RankContext
+from banyan.engine.ranked import RankedCore, follow
 from banyan.errors import BanyanError, RankLostError
 
 log = logging.getLogger("banyan.engine")

@@ -11,33 +11,21 @@ apply what was agreed, then the messages; step.
 from __future__ import annotations
 
 import contextlib
-import socket
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from banyan.engine.core import EngineCore
 from banyan.engine.memory import resident_bytes
-from banyan.engine.messages import AbortRequest, GenerateRequest, Output, Sampling
-from banyan.engine.plans import SeqInput
-from banyan.engine.ports import Choice, Model, TextStream
-from banyan.engine.scheduler import Pace
-from banyan.errors import CopyError, InvariantError, RankError, RankLostError
-from banyan.pools.plan import SizePlan
-from banyan.pools.shared import SharedHost
-from banyan.ranks import AgreedCopies, Agreement, Fabric, StepClock
-from banyan.tiers.journal import Journal
-from banyan.tiers.ops import CopyEngine
+from banyan.engine.messages import AbortRequest, GenerateRequest, Output
+from banyan.engine.rank_context import RankContext
+from banyan.errors import InvariantError, RankError, RankLostError
 
 COMPARE_EVERY = 64
 """Frames after which histories are compared even when no transfer is open."""
-
-_MODEL_FAILED, _COPY_FAILED, _FINE = 0, 1, 2
 
 T = TypeVar("T")
 Then = Literal["step", "order", "check", "stats", "stop"]
@@ -66,155 +54,6 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_frame = msgspec.msgpack.Decoder(Frame).decode
 _decode_findings = msgspec.msgpack.Decoder(list[str]).decode
-
-
-class RankContext:
-    """What one rank needs to be built and to run: its fabric, its history, the common clock.
-
-    Args:
-        fabric: how it talks.
-        watch: seconds, monotonic, of this process: times prefill, and on rank 0 all time limits.
-
-    Attributes:
-        clock: for everything whose decisions depend on time.
-        speeds: prefill chunks timed since the last frame; used on rank 0 only.
-        node: the ranks of this machine, ascending, once `find_node` was called.
-    """
-
-    def __init__(self, fabric: Fabric, watch: Callable[[], float] = time.monotonic) -> None:
-        self.fabric, self.watch = fabric, watch
-        self.journal = Journal()
-        self.agreement = Agreement(fabric, self.journal)
-        self.clock = StepClock()
-        self.speeds: list[tuple[int, float]] = []
-        self.node: list[int] = []
-        self.pace = Pace(watch, lambda tokens, seconds: self.speeds.append((tokens, seconds)))
-
-    @property
-    def rank(self) -> int:
-        """This one's number."""
-        return self.fabric.rank
-
-    @property
-    def ranks(self) -> int:
-        """How many there are."""
-        return self.fabric.size
-
-    def find_node(self) -> list[int]:
-        """The ranks that can share memory with this one, itself included. Called by all ranks."""
-        if not self.node:
-            parts = self.fabric.gather(_machine())
-            self.node = [r for r, part in enumerate(parts) if part == parts[self.rank]]
-        return self.node
-
-    def sharing(self, pin: bool = False) -> SharedHost:
-        """Host memory of what is equal on all ranks, one copy for each machine; its lowest rank
-        writes. Called by all ranks."""
-        writer = self.find_node()[0]
-
-        def exchange(part: bytes | None) -> bytes:
-            return self.fabric.gather(part or b"")[writer]
-
-        return SharedHost(exchange, writes=self.rank == writer, pin=pin)
-
-    def agree_plan(self, plan: SizePlan) -> SizePlan:
-        """`plan` with the slots of the rank that has the fewest, pool by pool. Called by all."""
-        sizes = [*plan.device, *plan.host]
-        slots = self.agreement.least([size.slots for size in sizes])
-        agreed = [replace(size, slots=n) for size, n in zip(sizes, slots, strict=True)]
-        count = len(plan.device)
-        return replace(plan, device=tuple(agreed[:count]), host=tuple(agreed[count:]))
-
-    def copies(self, engine: CopyEngine, record_bytes: Sequence[int]) -> AgreedCopies:
-        """This rank's copy engine, made one whose completions are those of all ranks.
-
-        Args:
-            record_bytes: as agreed.
-        """
-        self.agreement.copies = AgreedCopies(engine, record_bytes)
-        return self.agreement.copies
-
-    def model(self, model: Model, exact: bool = False) -> RankedModel:
-        """This rank's model, made one that fails on all ranks or on none.
-
-        Args:
-            exact: see `RankedModel`.
-        """
-        return RankedModel(model, self.agreement, exact)
-
-
-class _Told(NamedTuple):
-    """A token that rank 0 has chosen."""
-
-    token: int
-    logprob: None = None
-
-
-class RankedModel:
-    """A model whose forward fails on all ranks or on none, and whose tokens rank 0 chooses.
-
-    Args:
-        exact: tokens follow from the prompt alone and nothing fails but a copy: ranks then talk
-            only after a forward that read from a load-back. For the oracle.
-    """
-
-    def __init__(self, model: Model, agreement: Agreement, exact: bool) -> None:
-        self._model, self._agreement, self._exact = model, agreement, exact
-
-    def forward(self, seqs: Sequence[SeqInput]) -> Any:
-        """See `Model.forward`.
-
-        Raises:
-            CopyError: a load-back under it failed on some rank.
-            RuntimeError: it failed on another rank only.
-            RankError: a rank is gone.
-        """
-        tickets = [seq.ticket for seq in seqs if seq.ticket is not None]
-        if self._exact and not tickets:
-            return self._model.forward(seqs)
-        logits, error = None, None
-        try:
-            logits = self._model.forward(seqs)
-        except RankError:
-            raise
-        except Exception as caught:  # the boundary to the model: all ranks must hear of it first
-            error = caught
-        copied = not any(getattr(ticket, "failed", False) for ticket in tickets)
-        own = _FINE if error is None and copied else _COPY_FAILED
-        if error is not None and copied and not isinstance(error, CopyError):
-            own = _MODEL_FAILED  # over bytes that did not come, an error says nothing of the model
-        fact = self._agreement.settle(own)
-        if fact == _FINE:
-            return logits
-        if fact == _COPY_FAILED:
-            raise CopyError("a load-back under this forward failed, on this rank or on another")
-        raise error or RuntimeError("the model failed on another rank")
-
-    def sample(self, logits: Any, samplers: Sequence[Any]) -> Sequence[Choice]:
-        """See `Model.sample`; rank 0 draws, the others are told."""
-        if self._exact:
-            return self._model.sample(logits, samplers)
-        self._agreement.talks += 1
-        fabric = self._agreement.fabric
-        if not self._agreement.is_leader:
-            tokens = np.frombuffer(fabric.broadcast(None), np.int64)
-            if len(tokens) != len(samplers):
-                raise RuntimeError("sampling failed on rank 0")
-            return [_Told(int(token)) for token in tokens]
-        choices: Sequence[Choice] = ()
-        try:
-            choices = self._model.sample(logits, samplers)
-            return choices
-        finally:  # also when it raises: the others wait
-            fabric.broadcast(np.array([c.token for c in choices], np.int64).tobytes())
-
-    def new_sampler(self, sampling: Sampling) -> Any:
-        """See `Model.new_sampler`."""
-        return self._model.new_sampler(sampling)
-
-    def new_text(self, sampling: Sampling, prompt: Sequence[int]) -> TextStream:
-        """See `Model.new_text`."""
-        return self._model.new_text(sampling, prompt)
 
 
 @dataclass(slots=True)
@@ -410,11 +249,3 @@ def follow(core: EngineCore, context: RankContext) -> None:
         else:
             core.close()
             return
-
-
-def _machine() -> bytes:
-    """Equal for processes that see each other: the same boot of one machine, the same namespace."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    name = boot.read_text().strip() if boot.exists() else socket.gethostname()
-    space = Path("/proc/self/ns/pid")
-    return f"{name} {space.stat().st_ino if space.exists() else 0}".encode()

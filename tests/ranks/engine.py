@@ -14,7 +14,7 @@ from torch import Tensor
 from banyan.cache import PrefixCache
 from banyan.engine.core import EngineCore, Limits
 from banyan.engine.messages import GenerateRequest, Output
-from banyan.engine.ranked import RankContext
+from banyan.engine.rank_context import RankContext
 from banyan.engine.scheduler import Scheduler, SchedulerOptions
 from banyan.pools.assembler import assemble
 from banyan.pools.plan import PoolSize, SizePlan

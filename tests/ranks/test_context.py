@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from banyan.engine import ranked
-from banyan.engine.ranked import RankContext
+from banyan.engine import rank_context
+from banyan.engine.rank_context import RankContext
 from banyan.pools.sizing import plan_sizes
 from banyan.ranks import Fabric
 from tests.ranks.manual import on_ranks
@@ -35,7 +35,7 @@ def test_the_rank_with_the_least_room_decides_pool_by_pool() -> None:
 
 def test_ranks_share_memory_with_those_of_their_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     def look(fabric: Fabric) -> tuple[list[int], bool]:
-        monkeypatch.setattr(ranked, "_machine", lambda: b"ab"[fabric.rank % 2 :][:1])
+        monkeypatch.setattr(rank_context, "_machine", lambda: b"ab"[fabric.rank % 2 :][:1])
         context = RankContext(fabric)
         return context.find_node(), context.sharing().writes
 

@@ -9,7 +9,8 @@ import pytest
 
 from banyan.engine.messages import Sampling
 from banyan.engine.plans import SeqInput
-from banyan.engine.ranked import RankContext, RankedModel
+from banyan.engine.rank_context import RankContext
+from banyan.engine.ranked_model import RankedModel
 from banyan.errors import CopyError, RankLostError
 from banyan.ranks import Agreement, Fabric, Words
 from banyan.tiers.journal import Journal

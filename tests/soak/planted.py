@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from banyan.engine.oracle_build import OracleCore, build_oracle_rank
-from banyan.engine.ranked import RankContext
+from banyan.engine.rank_context import RankContext
 from banyan.tiers.ops import CopyDone, CopyKind
 from banyan.tree import Tier
 
