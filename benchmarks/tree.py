@@ -92,7 +92,7 @@ class Subject:
         for index, component in enumerate(self.spec.components):
             if isinstance(component.reach, Point):
                 offers.append(None)
-                states[index] = (stop, self._slots(1)[0])
+                states[index] = (stop, int(self._slots(1)[0]))
                 continue
             first = max(start, component.reach.first_needed(stop, page)) // page
             offers.append(Offer(first, self._slots(stop // page - first)))
