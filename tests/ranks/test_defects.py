@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from tests.ranks.defects import (
     DEFECTS,
@@ -29,16 +27,6 @@ WITHIN = 10
 MISMATCH = r"call \d+: rank \d+ calls \w+\(.*\) at .*, where rank \d+ has called \w+"
 DRIFT = r"the first difference is operation \d+: rank \d+: #\d+ \w+\("
 OWN_REPORT = rf"RankError: the ranks have drifted apart; {DRIFT}"
-
-
-@pytest.fixture(autouse=True)
-def one_quiet_thread() -> Iterator[None]:
-    """The engine logs each fault that a seed plans."""
-    torch.set_num_threads(1)
-    log = logging.getLogger("banyan.engine")
-    before, log.disabled = log.disabled, True
-    yield
-    log.disabled = before
 
 
 def found_by(parts: Parts, patch: Patch) -> list[str]:

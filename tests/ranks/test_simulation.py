@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.ranks.engine import Parts
 from tests.ranks.scenario import FEWEST, MOST, scenario_of
@@ -45,16 +42,6 @@ LEAST = {
     "check": 10,
 }
 """What half of the quick seeds bring about at least: otherwise they would show little."""
-
-
-@pytest.fixture(autouse=True)
-def one_quiet_thread() -> Iterator[None]:
-    """The engine logs each fault that a seed plans."""
-    torch.set_num_threads(1)
-    log = logging.getLogger("banyan.engine")
-    before, log.disabled = log.disabled, True
-    yield
-    log.disabled = before
 
 
 @pytest.mark.parametrize("seed", KEPT)
