@@ -13,6 +13,7 @@ from banyan.lease import Lease, PageTable, StateTable
 from banyan.tiers.controller import Controller, Shortage
 from banyan.tiers.ops import Slots
 from banyan.tree import Match, Node, Tree
+from banyan.tree.chain import slots_to
 from banyan.tree.node import joined
 
 
@@ -88,21 +89,27 @@ class Grants:
             low = self.tree.spec.components[c].reach.first_needed(
                 lease.boundary, self.tree.page_size
             )
-            parts: list[Slots] = []
-            n = node
-            while n.parent is not None and n.end > low:
-                slots = self._slots_of(lease, n, c)
-                parts.append(slots[max(0, low - n.start) // self.tree.page_size :])
-                n = n.parent
             table = PageTable(low // self.tree.page_size)
-            if parts:
-                table.append(joined(parts[::-1]))
+            if c == 0 and node.full is not None:
+                table.append(slots_to(node, node.end))
+            elif node.end > low:
+                table.append(self._pages_of(lease, c, low))
             table.owned_from = lease.boundary // self.tree.page_size
             lease.tables[c] = table
         if node.parent is not None:
             for c in self.tree.need.points:
                 state = lease.states(c)
                 state.read, state.read_locked = int(self._slots_of(lease, node, c)[0]), True
+
+    def _pages_of(self, lease: Lease, c: int, low: int) -> Slots:
+        """Slots of component `c` from position `low` to the lease's node's end."""
+        parts: list[Slots] = []
+        n = lease.node
+        while n.parent is not None and n.end > low:
+            slots = self._slots_of(lease, n, c)
+            parts.append(slots[max(0, low - n.start) // self.tree.page_size :])
+            n = n.parent
+        return joined(parts[::-1])
 
     def _borrow(self, lease: Lease, match: Match) -> None:
         """Give the lease the tree's own `Full` pages beyond its boundary, where only windows or

@@ -9,7 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
+import numpy as np
+
+from banyan.tree.chain import Chain
+from banyan.tree.keys import TOKEN_BYTES
 from banyan.tree.node import Node, Tier
 from banyan.tree.tree import Tree
 
@@ -58,23 +63,53 @@ def _structure(tree: Tree, node: Node) -> Iterator[str]:
     """T1, INV-14: edges, positions, links; INV-09: claims point back."""
     parent = node.parent
     assert parent is not None
-    length = len(node.edge) // 4
-    if not length or len(node.edge) % tree.page_bytes:
+    edge = node.edge
+    length = len(edge) // TOKEN_BYTES
+    if not length or len(edge) % tree.page_bytes:
         yield f"T1 {node}: edge of {length} tokens is not a whole number of pages"
     if node.end - node.start != length or node.start != parent.end:
         yield f"INV-14 {node}: positions disagree with its edge or with {parent}"
-    if parent.children.get(node.first) is not node or not node.edge.startswith(node.first):
+    if parent.children.get(node.first) is not node or not edge.startswith(node.first):
         yield f"T1 {node}: not found under its first page"
     if len(node.first) != tree.page_bytes:
         yield f"T1 {node}: found under {len(node.first)} bytes, a page has {tree.page_bytes}"
     if node.full is not node.parts[0][0].slots:
         yield f"{node}: its device slots at hand are not those that the device holds"
+    present = sum(1 << c for c in range(tree.width) if node.has(c, Tier.DEVICE))
+    if node.present != present:
+        yield f"{node}: says {node.present:b} of what the device has, it has {present:b}"
     for n in (node, parent):
         if n.lone is not (next(iter(n.children.values())) if len(n.children) == 1 else None):
             yield f"{n}: names {n.lone} as its only child, has {len(n.children)}"
     for claim in node.claims or ():
         if claim.node is not node or claim not in claim.op.claims:
             yield f"INV-09 {node}: carries a claim that is not its operation's"
+    if (chain := node.chain) is not None:
+        if node not in chain.nodes:
+            yield f"T6 {node}: not in the chain that it names"
+        elif chain.nodes[0] is node:
+            yield from _chain(chain)
+
+
+def _chain(chain: Chain) -> Iterator[str]:
+    """T6: a chain's members are in a row, name it, and have its text and slots."""
+    nodes = chain.nodes
+    if len(nodes) < 2 or any(n.chain is not chain or n.own for n in nodes):
+        yield f"T6 {nodes}: a chain that is not its members' own, or of too few"
+    if any(high.lone is not low for high, low in pairwise(nodes)):
+        yield f"T6 {nodes}: a chain of nodes that are not only children in a row"
+    if len(chain.text) != (nodes[-1].end - nodes[0].start) * TOKEN_BYTES:
+        yield f"T6 {nodes}: a chain with {len(chain.text)} bytes of text"
+    if chain.known is not None:
+        known = 0
+        for node in nodes:
+            if node.full is None or known == len(chain.known):
+                break
+            if not np.array_equal(chain.known[known : known + len(node.full)], node.full):
+                yield f"T6 {node}: its chain says {chain.known[known:]} from it on"
+            known += len(node.full)
+        if known != len(chain.known):
+            yield f"T6 {nodes}: a chain knows {len(chain.known)} slots of {known} pages"
 
 
 def _presence(tree: Tree, node: Node) -> Iterator[str]:
@@ -96,7 +131,7 @@ def _presence(tree: Tree, node: Node) -> Iterator[str]:
                 if c and parts[c].locks:
                     yield f"INV-06 {node}: absent {component.name} is locked on {tier.name}"
                 continue
-            pages = len(node.edge) // tree.page_bytes if component.reach.page_shaped else 1
+            pages = (node.end - node.start) // tree.page_size if component.reach.page_shaped else 1
             if len(slots) != pages:
                 yield f"{node}: {len(slots)} {component.name} slots for {pages} on {tier.name}"
             if c and tier is Tier.DEVICE and not node.has(0, Tier.DEVICE):

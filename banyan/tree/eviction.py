@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from banyan.tree.chain import take_over
 from banyan.tree.node import Node, Slots, Tier, joined
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _drop_leaf(tree: Tree, node: Node, freed: Freed) -> None:
             freed.slots[0][c].append(slots)
             evictable[c] -= len(slots)
             part.slots = None
-    node.full = None
+    node.full, node.present = None, 0
     parent.parts[0][0].kids -= 1
     _pass_on_recency(tree, node)
     tree.unlink(node)
@@ -188,8 +189,8 @@ def _rejoin(tree: Tree, node: Node) -> None:
             low.used = max(low.used, high.used)
     parent = node.parent
     assert parent is not None
-    below.edge, below.start, below.parent = node.edge + below.edge, node.start, parent
-    below.first = node.first
+    take_over(below, node)
+    below.start, below.parent, below.first = node.start, parent, node.first
     below.link()
     below.stamp, below.hits = max(below.stamp, node.stamp), max(below.hits, node.hits)
     below.priority, below.born = max(below.priority, node.priority), min(below.born, node.born)

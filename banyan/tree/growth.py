@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.chain import Chain, kept
+from banyan.tree.keys import TOKEN_BYTES, Text
 from banyan.tree.node import Node, Part, Slots, Tier, one
 
 if TYPE_CHECKING:
@@ -61,18 +62,16 @@ def insert(
     """See `Tree.insert`."""
     tree.tick += 1
     out = Inserted(node, [], [], set())
-    for cut in _cuts(tree, node, stop, offers, states):
+    cuts = _cuts(tree, node, stop, offers, states)
+    for i, cut in enumerate(cuts):
         while node.end < cut:
             at = node.end * TOKEN_BYTES
-            first = key[at : at + tree.page_bytes]
-            child = node.children.get(first)
-            if child is not None:
-                node = _along(tree, child, key, cut, priority)
-                _merge(tree, node, offers, states, out)
-                continue
-            node = _grow(tree, node, first, key[at : cut * TOKEN_BYTES], offers, states, out)
-            node.priority = max(0, priority)
-            tree.device.add_leaf(node, stays=cut == stop)
+            child = node.children.get(key[at : at + tree.page_bytes])
+            if child is None:
+                last = _grow(tree, node, key, cuts[i:], offers, states, priority, out)
+                return Inserted(last, out.duplicates, out.repoint, out.taken)
+            node = _along(tree, child, key, cut, priority)
+            _merge(tree, node, offers, states, out)
     return Inserted(node, out.duplicates, out.repoint, out.taken)
 
 
@@ -101,35 +100,74 @@ def _cuts(
 def _grow(
     tree: Tree,
     parent: Node,
-    first: bytes,
-    edge: bytes,
+    key: bytes,
+    ends: Sequence[int],
+    offers: Sequence[Offer | None],
+    states: dict[int, tuple[int, int]],
+    priority: int,
+    out: Inserted,
+) -> Node:
+    """New nodes in a row below `parent`, each to one of `ends`; returns the last."""
+    text = kept(key, parent.end * TOKEN_BYTES, ends[-1] * TOKEN_BYTES)
+    above, nodes = parent, []
+    for end in ends:
+        parent = _leaf(tree, parent, key, end, offers, states, out)
+        parent.priority = max(0, priority)
+        tree.device.add_leaf(parent, stays=end == ends[-1])
+        nodes.append(parent)
+    _weave(above, nodes, text)
+    return parent
+
+
+def _leaf(
+    tree: Tree,
+    parent: Node,
+    key: bytes,
+    end: int,
     offers: Sequence[Offer | None],
     states: dict[int, tuple[int, int]],
     out: Inserted,
 ) -> Node:
     """A new leaf below `parent` with all that is offered for it, cold, to be counted yet."""
     start, cold = parent.end, tree.tick - COLD
-    end = start + len(edge) // TOKEN_BYTES
+    at = start * TOKEN_BYTES
     pages = slice(start // tree.page_size, end // tree.page_size)
     parts = [Part(None if offer is None else _part(offer, pages), cold) for offer in offers]
-    for c, (at, slot) in states.items():
-        if at == end:
+    for c, (boundary, slot) in states.items():
+        if boundary == end:
             parts[c].slots = one(slot)
             out.taken.add(c)
-    node = Node(parent, first, edge, start, end, (tuple(parts), tree.nothing))
+    first = key[at : at + tree.page_bytes]
+    node = Node(parent, first, b"", start, end, (tuple(parts), tree.nothing))
     node.born = node.stamp = tree.tick
     node.link()
     tree.epoch += 1
     return node
 
 
+def _weave(above: Node, nodes: list[Node], text: Text) -> None:
+    """Give new nodes in a row their tokens, in one chain with the node above if that has no other
+    children; if it has got its second, what is below it becomes a chain of its own."""
+    if above.parent is not None:
+        chain = above.chain
+        if above.lone is nodes[0]:
+            if chain is None:
+                chain = Chain([above], above.own)
+            chain.extend(nodes, text)
+            return
+        if chain is not None and chain.nodes[-1] is not above:
+            chain.cut_below(above)
+    if len(nodes) == 1:
+        nodes[0].own = text
+    else:
+        Chain(nodes, text)
+
+
 def _along(tree: Tree, child: Node, key: bytes, end: int, priority: int) -> Node:
     """The part of `child` that spells `key` to `end` at most; split off where needed."""
-    start = child.start
-    first = start * TOKEN_BYTES
-    if child.end > end or not key.startswith(child.edge, first):
-        shared = common_bytes(child.edge, key, first, end * TOKEN_BYTES) // tree.page_bytes
-        child = tree.split(child, start + shared * tree.page_size)
+    if child.end > end or not child.spells(key):
+        shared = child.common_to(key, end) // tree.page_size
+        child = tree.split(child, child.start + shared * tree.page_size)
     if priority > child.priority:
         child.priority = priority
         tree.requeue(child)

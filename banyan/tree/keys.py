@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from struct import error, pack
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 TOKEN_BYTES = 4
 ROOT_NAMESPACE = b""
+
+Text: TypeAlias = bytes | bytearray | memoryview
+"""A stretch of a key, as the tree keeps it."""
 
 _FIRST_PROBE = 256
 
@@ -51,23 +55,25 @@ def encode_namespace(pairs: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(parts)
 
 
-def common_bytes(edge: bytes, key: bytes, offset: int, limit: int) -> int:
+def common_bytes(edge: Text, key: bytes, offset: int, limit: int) -> int:
     """Length in bytes of the common prefix of `edge` and `key[offset:limit]`.
 
     Cost: O(result): compares blocks that double until one differs, then halves inside that one.
+    Copies nothing.
     """
-    longest = min(len(edge), limit - offset)
+    view, same = memoryview(edge), key.startswith
+    longest = min(len(view), limit - offset)
     low, step = 0, _FIRST_PROBE
     while low < longest:
         step = min(step, longest - low)
-        if edge[low : low + step] != key[offset + low : offset + low + step]:
+        if not same(view[low : low + step], offset + low):
             break
         low += step
         step *= 2
     high = min(low + step, longest)
     while low < high:
         mid = (low + high + 1) // 2
-        if edge[low:mid] == key[offset + low : offset + mid]:
+        if same(view[low:mid], offset + low):
             low = mid
         else:
             high = mid - 1

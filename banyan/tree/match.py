@@ -22,6 +22,8 @@ class Coverage(NamedTuple):
     windows: tuple[tuple[int, int], ...]
     """(component, tokens that must be present before a boundary)."""
     points: tuple[int, ...]
+    all: int
+    """A bit for each component."""
 
 
 def coverage_of(spec: CacheSpec) -> Coverage:
@@ -37,7 +39,7 @@ def coverage_of(spec: CacheSpec) -> Coverage:
                 windows.append((index, far - window.first_needed(far, spec.page_size)))
             case Point():
                 points.append(index)
-    return Coverage(tuple(windows), tuple(points))
+    return Coverage(tuple(windows), tuple(points), (1 << len(spec.components)) - 1)
 
 
 class Match(Struct, frozen=True, eq=False, gc=False):
@@ -79,26 +81,31 @@ def walk(root: Node, key: bytes, page_bytes: int) -> tuple[list[Node], int]:
     """Nodes that spell a prefix of `key`, and how many tokens of it they spell: at most all but its
     last token, in whole pages (INV-15).
 
-    Cost: one memcmp per node, and one dict look-up where it has siblings.
+    Cost: one memcmp per chain or single node, and one dict look-up where it has siblings.
     """
     path: list[Node] = []
     limit = max(0, (len(key) - TOKEN_BYTES) // page_bytes * page_bytes)
     node, at = root, 0
-    startswith, append = key.startswith, path.append
+    startswith = key.startswith
     while at < limit:
         child = node.lone or node.children.get(key[at : at + page_bytes])
         if child is None:
             break
-        edge = child.edge
-        if not startswith(edge, at):
-            shared = common_bytes(edge, key, at, limit) // page_bytes * page_bytes
+        chain = child.chain
+        text = child.own if chain is None else chain.text
+        if not startswith(text, at):
+            shared = common_bytes(text, key, at, limit) // page_bytes * page_bytes
             if shared:
-                append(child)
-            at += shared
+                at += shared
+                path += (child,) if chain is None else chain.down_to(at // TOKEN_BYTES)
             break
-        append(child)
-        at += len(edge)
-        node = child
+        at += len(text)
+        if chain is None:
+            path.append(child)
+            node = child
+        else:
+            path += chain.nodes
+            node = path[-1]
     return path, min(at, limit) // TOKEN_BYTES
 
 
@@ -163,21 +170,14 @@ def is_loading(path: list[Node]) -> bool:
     )
 
 
-def all_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
-    """Whether the device covers the end of the match, the usual case; `best_boundary` otherwise."""
-    last = path[-1]
-    if last.full is None:
-        return False
-    windows, points = need
-    for component in points:
-        if matched != last.end or last.parts[0][component].slots is None:
-            return False
-    for component, reach in windows:
-        low = matched - reach
+def windows_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
+    """Whether the device has all windows of the end of the match."""
+    for component, reach in need.windows:
+        low, bit = matched - reach, 1 << component
         for node in reversed(path):
             if node.end <= low:
                 break
-            if node.parts[0][component].slots is None:
+            if not node.present & bit:
                 return False
     return True
 

@@ -12,10 +12,15 @@ from enum import IntEnum
 from functools import cache
 from sys import byteorder
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from banyan.tree.keys import TOKEN_BYTES, Text, common_bytes
+
+if TYPE_CHECKING:
+    from banyan.tree.chain import Chain
 
 Slots: TypeAlias = npt.NDArray[np.int32]
 OrderKey: TypeAlias = Any
@@ -140,13 +145,15 @@ class Node:
 
     Args:
         first: the bytes of the edge's first page, by which its parent finds it.
-        edge: the run's tokens as key bytes, a whole number of pages.
+        own: the run's tokens as key bytes, a whole number of pages.
         start, end: positions in tokens, half-open.
         parts: what each tier holds, device first, by component.
 
     Attributes:
-        full: the device's `Full` slots, the same object as `parts[0][0].slots`: a match reads them
-            of every node, and each step on the way there may be a cache miss.
+        chain: what it shares its tokens with; `own` is empty then.
+        full: the device's `Full` slots, the same object as `parts[0][0].slots`.
+        present: the components that the device has, a bit for each. With `full` at hand for a match
+            that reads them of many nodes: each step on the way to a part may be a cache miss.
         lone: the only child; None where there are none or several. Kept by `link` and `unlink`.
         stamp, hits, born, priority: what eviction policies order by.
         mark: what the checkpoint at `end` is for.
@@ -156,17 +163,19 @@ class Node:
 
     __slots__ = (
         "born",
+        "chain",
         "children",
         "claims",
-        "edge",
         "end",
         "first",
         "full",
         "hits",
         "lone",
         "mark",
+        "own",
         "parent",
         "parts",
+        "present",
         "priority",
         "snapshot",
         "stamp",
@@ -177,23 +186,41 @@ class Node:
         self,
         parent: Node | None,
         first: bytes,
-        edge: bytes,
+        own: Text,
         start: int,
         end: int,
         parts: tuple[Parts, Parts],
     ) -> None:
         self.parent = parent
         self.first = first
-        self.edge = edge
+        self.own = own
+        self.chain: Chain | None = None
         self.start = start
         self.end = end
         self.parts = parts
         self.full = parts[0][0].slots
+        self.present = 0
         self.children = _CHILDLESS
         self.lone: Node | None = None
         self.stamp = self.hits = self.born = self.priority = self.snapshot = 0
         self.mark = Mark.PASSED
         self.claims: list[Claim] | None = None
+
+    @property
+    def edge(self) -> bytes:
+        """The run's tokens as key bytes. Cost: O(len(edge)), a copy."""
+        return bytes(self.own if self.chain is None else self.chain.text_of(self))
+
+    def spells(self, key: bytes) -> bool:
+        """Whether `key` has this edge at its place. Cost: O(len(edge)), one memcmp."""
+        text = self.own if self.chain is None else self.chain.text_of(self)
+        return key.startswith(text, self.start * TOKEN_BYTES)
+
+    def common_to(self, key: bytes, end: int) -> int:
+        """How many tokens of this edge `key[:end]` has at its place; `end` in tokens."""
+        text = self.own if self.chain is None else self.chain.text_of(self)
+        at = self.start * TOKEN_BYTES
+        return common_bytes(text, key, at, end * TOKEN_BYTES) // TOKEN_BYTES
 
     def link(self) -> None:
         """Hang this node on its parent, in the place of another with the same first page."""

@@ -56,6 +56,8 @@ class TierIndex:
             self.protected[component] += len(slots)
         else:
             self.evictable[component] += len(slots)
+        if self._at == 0:
+            node.present |= 1 << component
         if component == 0 and node.parent is not None:
             node.full = node.parts[0][0].slots
             self._own(node.parent)
@@ -63,7 +65,7 @@ class TierIndex:
         self.enqueue(node, component)
 
     def add_leaf(self, node: Node, stays: bool) -> None:
-        """Count and queue what a new leaf has brought with it.
+        """Count and queue what a new leaf has brought with it to the device.
 
         Args:
             stays: it remains a leaf; else a child of it is on its way.
@@ -71,14 +73,17 @@ class TierIndex:
         parent = node.parent
         assert parent is not None
         parent.parts[self._at][0].kids += 1
+        present = 0
         for component, part in enumerate(node.parts[self._at]):
             slots = part.slots
             if slots is not None:
+                present |= 1 << component
                 self.evictable[component] += len(slots)
                 if component:
                     self._push(part, node, component, part.used)
                 elif stays:
                     self._push(part, node, 0, self._full_key(node))
+        node.present = present
 
     def _own(self, node: Node) -> None:
         """Give `node` a record of its own, as recent as the device's, if it has none here."""
@@ -93,8 +98,13 @@ class TierIndex:
         assert slots is not None and not part.locks, (node, component)
         part.slots = None
         self.evictable[component] -= len(slots)
+        if self._at == 0:
+            node.present &= ~(1 << component)
+            if component == 0:
+                node.full = None
+                if node.chain is not None:
+                    node.chain.forget(node)
         if component == 0 and node.parent is not None:
-            node.full = node.parts[0][0].slots
             node.parent.parts[self._at][0].kids -= 1
             self.enqueue(node.parent, 0)
         return slots

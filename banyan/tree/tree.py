@@ -17,16 +17,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from banyan.spec import CacheSpec
+from banyan.tree.chain import parted
 from banyan.tree.eviction import Freed, Spare, drop_unlocked, evict
 from banyan.tree.growth import COLD, Inserted, Offer, insert
 from banyan.tree.keys import TOKEN_BYTES
 from banyan.tree.match import (
     Coverage,
     Match,
-    all_on_device,
     coverage_of,
     match_on_tiers,
     walk,
+    windows_on_device,
 )
 from banyan.tree.node import Claim, Mark, Node, Part, Parts, Slots, Tier, nothing
 from banyan.tree.policies import Lru, Policy
@@ -56,6 +57,9 @@ class Tree:
         self.need: Coverage = coverage_of(spec)
         self.width = len(spec.components)
         self.nothing = nothing(self.width)
+        self._page_shaped = sum(
+            1 << c for c, component in enumerate(spec.components) if component.reach.page_shaped
+        )
         self._unlocked: list[int | None] = [0] + [None] * (self.width - 1)
         self.roots: dict[bytes, Node] = {}
         self.detached: list[Node] = []
@@ -80,13 +84,15 @@ class Tree:
         if root is None:
             return Match(key, namespace, 0, 0, 0, 0, False, (), self.epoch)
         path, end = walk(root, key, self.page_bytes)
-        if (
-            not path
-            or (self.width == 1 and path[-1].full is not None)  # saves a tenth of a short match
-            or all_on_device(path, end, self.need)
-        ):
-            return Match(key, namespace, end, end, end, end, False, tuple(path), self.epoch)
-        return match_on_tiers(key, namespace, path, end, self.need, self.epoch)
+        if path:
+            last, (windows, points, everything) = path[-1], self.need
+            if (
+                last.present != everything
+                or (points and end != last.end)
+                or (windows and not windows_on_device(path, end, self.need))
+            ):
+                return match_on_tiers(key, namespace, path, end, self.need, self.epoch)
+        return Match(key, namespace, end, end, end, end, False, tuple(path), self.epoch)
 
     def nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents first, detached ones included. Cost: O(nodes)."""
@@ -158,9 +164,16 @@ class Tree:
         cut = pages * self.page_bytes
         device, host = node.parts
         parts = self._front(device, pages), self._front(host, pages)
-        upper = Node(parent, node.first, node.edge[:cut], node.start, at, parts)
-        node.edge, node.start, node.parent = node.edge[cut:], at, upper
-        node.first, node.full = node.edge[: self.page_bytes], device[0].slots
+        upper = Node(parent, node.first, b"", node.start, at, parts)
+        upper.present = node.present & self._page_shaped
+        node.start, node.parent, node.full = at, upper, device[0].slots
+        chain = node.chain
+        if chain is None:
+            upper.own, node.own = parted(node.own, cut)
+            node.first = bytes(node.own[: self.page_bytes])
+        else:
+            chain.insert_above(node, upper)
+            node.first = bytes(chain.text_of(node)[: self.page_bytes])
         upper.link()
         node.link()
         upper.stamp, upper.hits, upper.born = node.stamp, node.hits, node.born
@@ -210,7 +223,7 @@ class Tree:
         device = self.device
         device.lock_path(node)
         starts = self._unlocked.copy()
-        windows, points = self.need
+        windows, points, _ = self.need
         for c, reach in windows:
             low = max(0, node.end - reach)
             n = device.lock_window(node, c, low)
@@ -227,7 +240,7 @@ class Tree:
 
     def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
         """Undo one `lock`, of which `starts` says how far it went."""
-        windows, points = self.need
+        windows, points, _ = self.need
         end = node.end
         for c, _ in windows:
             self.unlock_window(node, c, starts[c], end)
@@ -304,7 +317,7 @@ class Tree:
             self.host.enqueue(node, component)
 
     def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
-        windows, points = self.need
+        windows, points, _ = self.need
         for c, reach in windows:
             n, low = node, max(0, node.end - reach)
             while n.end > low:
@@ -387,5 +400,7 @@ class Tree:
     def unlink(self, node: Node) -> None:
         """Take out a node that has no data and no children left."""
         assert not node.children, node
+        if node.chain is not None:
+            node.chain.pop()
         node.unlink()
         self.epoch += 1

@@ -20,7 +20,8 @@ What differs from SGLang's tree, and how it is made even:
 - SGLang counts as its window the tokens before a boundary, Banyan the current one too:
   `Window(WINDOW + 1)` needs the same tokens. Both get window slots for all of an insert.
 - Slots are int32 and one per page, SGLang's int64 and one per token. What `match_slots` gives of a
-  path of one node is the tree's array itself, never to be written; SGLang copies.
+  path of one chain is the tree's array itself, never to be written; SGLang copies. A chain is
+  nodes in a row; its array is joined once, when it is asked for after the chain has changed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ import numpy as np
 
 from banyan.spec import CacheSpec, Component, Full, Point, Window
 from banyan.tree import ROOT_NAMESPACE, Match, Node, Offer, Tier, Tree, encode_tokens
+from banyan.tree.chain import slots_to
 from banyan.tree.check import findings, holds_of_lease
-from banyan.tree.node import Slots, joined
+from banyan.tree.node import Slots
 
 WINDOW = 512
 
@@ -142,7 +144,7 @@ class BanyanSide:
 
     def match_slots(self, query: bytes) -> Slots:
         """A match, and the slots of what it found: int32[pages]."""
-        return slots_of(self.tree.match(query), self.page_size)
+        return slots_of(self.tree.match(query))
 
     def hold(self, query: bytes) -> int:
         """What a request costs that starts and ends: match, lock, refresh, unlock."""
@@ -192,20 +194,13 @@ class BanyanSide:
         return np.arange(first, first + count, dtype=np.int32)
 
 
-def slots_of(match: Match, page_size: int) -> Slots:
-    """The device's `Full` slots up to the boundary of `match`: int32[pages], to be read only.
-
-    One node's are the tree's own array.
-    """
+def slots_of(match: Match) -> Slots:
+    """The device's `Full` slots up to the boundary of `match`: int32[pages], to be read only."""
     boundary = match.device_boundary
-    if not boundary:
-        return np.empty(0, np.int32)
-    found = match.path[0].full
-    if len(match.path) > 1:
-        found = joined([node.full for node in match.path if node.full is not None])
-    assert found is not None
-    pages = boundary // page_size
-    return found if len(found) == pages else found[:pages]
+    for node in reversed(match.path):
+        if node.start < boundary:
+            return slots_to(node, boundary)
+    return np.empty(0, np.int32)
 
 
 def key_of(tokens: array[int]) -> bytes:

@@ -77,7 +77,7 @@ def window_matched_shifted(patch: Patch) -> None:
     def coverage(spec: object) -> match.Coverage:
         got = real(spec)  # type: ignore[arg-type]
         page = spec.page_size  # type: ignore[attr-defined]
-        return match.Coverage(tuple((c, reach - page) for c, reach in got.windows), got.points)
+        return got._replace(windows=tuple((c, reach - page) for c, reach in got.windows))
 
     patch.setattr("banyan.tree.tree.coverage_of", coverage)
 

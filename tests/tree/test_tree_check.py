@@ -7,7 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from banyan.tree import Node, Tier
+from banyan.tree import Node, Tier, encode_tokens
+from banyan.tree.chain import Chain
 from banyan.tree.node import Claim
 from tests.tree.plant import Plant
 
@@ -34,7 +35,7 @@ def planted() -> tuple[Plant, list[Node]]:
 
 
 def edge_not_whole_pages(plant: Plant, nodes: list[Node]) -> None:
-    nodes[2].edge = nodes[2].edge[:-4]
+    nodes[2].own, nodes[2].chain = nodes[2].edge[:-4], None
 
 
 def positions_disagree(plant: Plant, nodes: list[Node]) -> None:
@@ -65,6 +66,43 @@ def only_child_of_several(plant: Plant, nodes: list[Node]) -> None:
 def slots_at_hand_outdated(plant: Plant, nodes: list[Node]) -> None:
     assert nodes[1].full is not None
     nodes[1].full = nodes[1].full.copy()
+
+
+def presence_outdated(plant: Plant, nodes: list[Node]) -> None:
+    nodes[1].present = 0b011
+
+
+def left_by_its_chain(plant: Plant, nodes: list[Node]) -> None:
+    chain = nodes[0].chain
+    assert chain is not None
+    chain.nodes.remove(nodes[1])
+
+
+def with_a_text_of_its_own_beside_the_chain(plant: Plant, nodes: list[Node]) -> None:
+    nodes[1].own = nodes[1].edge
+
+
+def chained_beyond_a_branch(plant: Plant, nodes: list[Node]) -> None:
+    plant.insert([*range(8), 1, 1, 1, 1], start=8)
+    Chain(nodes, encode_tokens(seq(24)))
+
+
+def chain_with_too_much_text(plant: Plant, nodes: list[Node]) -> None:
+    chain = nodes[0].chain
+    assert chain is not None
+    chain.text += b"more"  # type: ignore[operator]
+
+
+def chain_knows_other_slots(plant: Plant, nodes: list[Node]) -> None:
+    chain = nodes[0].chain
+    assert chain is not None
+    chain.known = chain.slots() + 1
+
+
+def chain_knows_too_many_slots(plant: Plant, nodes: list[Node]) -> None:
+    chain = nodes[0].chain
+    assert chain is not None
+    chain.known = np.append(chain.slots(), np.int32(7))
 
 
 def foreign_claim(plant: Plant, nodes: list[Node]) -> None:
@@ -141,6 +179,13 @@ DAMAGE: list[tuple[Callable[[Plant, list[Node]], None], str]] = [
     (only_child_forgotten, "only child"),
     (only_child_of_several, "only child"),
     (slots_at_hand_outdated, "slots at hand"),
+    (presence_outdated, "of what the device has"),
+    (left_by_its_chain, "T6"),
+    (with_a_text_of_its_own_beside_the_chain, "T6"),
+    (chained_beyond_a_branch, "T6"),
+    (chain_with_too_much_text, "T6"),
+    (chain_knows_other_slots, "T6"),
+    (chain_knows_too_many_slots, "T6"),
     (foreign_claim, "INV-09"),
     (nothing_on_any_tier, "T3"),
     (hole_on_device, "T2/INV-08"),

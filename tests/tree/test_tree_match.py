@@ -241,8 +241,10 @@ def test_the_cost_depends_on_the_distance_to_the_answer_not_on_the_path() -> Non
     for node in plant.nodes():
         for part in node.parts[0]:
             part.__class__ = Counted
-    assert answers(plant, [*seq(2_048), 0])[0] == 2_048
-    assert 0 < looked <= 8
+    plant.tree.device.remove(plant.node(seq(2_048)), 1)
+    looked = 0
+    assert answers(plant, [*seq(2_048), 0])[0] == 2_044
+    assert 0 < looked <= 16
 
 
 def test_loading_says_that_a_load_back_of_the_path_runs() -> None:

@@ -1,0 +1,217 @@
+"""Chains: nodes in a row, each but the last with the next as its only child, share one buffer.
+
+A conversation grows by a node each turn, and windows and states cut what is inserted at once. Such
+nodes keep what is theirs (slots, locks, recency), but their edges lie in one buffer, so that a
+match compares all of them at once, and their slots are joined once rather than for each who asks.
+Chains come and go with growth, branching and eviction. Nothing but speed depends on them: a row of
+nodes may as well be several chains, or none.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+
+from banyan.tree.keys import TOKEN_BYTES, Text
+from banyan.tree.node import Node, Slots, joined
+
+_start_of = attrgetter("start")
+
+
+class Chain:
+    """Two nodes or more in a row.
+
+    Args:
+        nodes: top first; they name this chain from now on.
+        text: their edges in a row. A `bytearray` is this chain's to change.
+
+    Attributes:
+        known: device `Full` slots from the first node on, of as many whole nodes as were there when
+            somebody asked; None: of none.
+    """
+
+    __slots__ = ("known", "nodes", "text")
+
+    def __init__(self, nodes: list[Node], text: Text) -> None:
+        self.nodes = nodes
+        self.text = text
+        self.known: Slots | None = None
+        for node in nodes:
+            node.chain, node.own = self, b""
+
+    # ---- reading ---------------------------------------------------------------------------------
+
+    def text_of(self, node: Node) -> memoryview:
+        """The edge of a member. Hold it no longer than until the next change of the tree."""
+        start = self.nodes[0].start
+        return memoryview(self.text)[
+            (node.start - start) * TOKEN_BYTES : (node.end - start) * TOKEN_BYTES
+        ]
+
+    def down_to(self, position: int) -> list[Node]:
+        """The members that begin before `position` (tokens). Cost: O(log n + result)."""
+        return self.nodes[: bisect_right(self.nodes, position - 1, key=_start_of)]
+
+    def slots(self) -> Slots:
+        """Device `Full` slots of all members that have them, int32[pages], to be read only.
+
+        Cost: O(1), but for the first time after members came or data did, when it joins them.
+        """
+        known = self.known
+        if known is not None and len(known) == self._pages_to(self.nodes[-1].end):
+            return known
+        parts = [] if known is None else [known]
+        first = 0 if known is None else self._index_at(len(known))
+        for node in self.nodes[first:]:
+            if node.full is None:
+                break
+            parts.append(node.full)
+        self.known = joined(parts)
+        return self.known
+
+    # ---- changing --------------------------------------------------------------------------------
+
+    def extend(self, nodes: list[Node], text: Text) -> None:
+        """Add what grew below the last node. Cost: amortised O(len(text))."""
+        if not isinstance(self.text, bytearray):
+            self.text = bytearray(self.text)
+        self.text += text
+        self.nodes += nodes
+        for node in nodes:
+            node.chain, node.own = self, b""
+
+    def insert_above(self, node: Node, upper: Node) -> None:
+        """A member was cut in two, of which `upper` is new. Cost: O(members)."""
+        self.nodes.insert(self._index_of(node), upper)
+        upper.chain = self
+
+    def merge_down(self, node: Node) -> None:
+        """The member below `node` takes its edge over. Cost: O(members)."""
+        del self.nodes[self._index_of(node)]
+        node.chain = None
+        self._fit()
+
+    def pop(self) -> None:
+        """The last node goes. Cost: amortised O(1)."""
+        node = self.nodes[-1]
+        self.forget(node)
+        length = (node.start - self.nodes[0].start) * TOKEN_BYTES
+        if isinstance(self.text, bytearray):
+            del self.text[length:]
+        else:
+            self.text = kept(self.text, 0, length)
+        self.nodes.pop()
+        node.chain = None
+        self._fit()
+
+    def cut_below(self, node: Node) -> None:
+        """A member that is not the last gets another child: what is below is a chain of its own.
+
+        Cost: O(members + the shorter part of the text).
+        """
+        count = self._index_of(node) + 1
+        pages, at = self._pages_to(node.end), (node.end - self.nodes[0].start) * TOKEN_BYTES
+        below, self.nodes = self.nodes[count:], self.nodes[:count]
+        self.text, text = parted(self.text, at)
+        lower = Chain(below, text)
+        if self.known is not None:
+            self.known, lower.known = self.known[:pages], self.known[pages:]
+        lower._fit()
+        self._fit()
+
+    def forget(self, node: Node) -> None:
+        """The slots of a member are no longer what they were. Cost: O(1)."""
+        if self.known is not None:
+            self.known = self.known[: self._pages_to(node.start)]
+
+    def _fit(self) -> None:
+        """A node by itself is no chain."""
+        if len(self.nodes) == 1:
+            (node,) = self.nodes
+            node.chain, node.own = None, self.text
+
+    # ---- places ----------------------------------------------------------------------------------
+
+    def _index_of(self, node: Node) -> int:
+        return bisect_right(self.nodes, node.start, key=_start_of) - 1
+
+    def _index_at(self, pages: int) -> int:
+        """Index of the member that begins `pages` after the first one does."""
+        first = self.nodes[0]
+        position = first.start + pages * len(first.first) // TOKEN_BYTES
+        return bisect_right(self.nodes, position - 1, key=_start_of)
+
+    def _pages_to(self, position: int) -> int:
+        first = self.nodes[0]
+        return (position - first.start) * TOKEN_BYTES // len(first.first)
+
+
+def kept(text: Text, start: int, stop: int) -> Text:
+    """Bytes [start, stop) of `text`, to be kept: a view where that is half of its buffer or more.
+
+    So nothing keeps more than twice its bytes alive, and a long suffix of a key is not copied.
+    Of a `bytearray`, which may change, always a copy.
+    """
+    if not isinstance(text, bytearray):
+        view = memoryview(text)
+        if 2 * (stop - start) >= len(view.obj):  # type: ignore[arg-type]  # the bytes below it
+            return view[start:stop]
+    return bytes(text[start:stop])
+
+
+def parted(text: Text, at: int) -> tuple[Text, Text]:
+    """Both parts of a text. Cost: O(the shorter one) where it may be changed."""
+    if not isinstance(text, bytearray):
+        return kept(text, 0, at), kept(text, at, len(text))
+    if 2 * at < len(text):
+        upper = text[:at]
+        del text[:at]
+        return upper, text
+    lower = text[at:]
+    del text[at:]
+    return text, lower
+
+
+def take_over(below: Node, node: Node) -> None:
+    """`node` goes, its only child `below` takes over its edge. Cost: O(both edges)."""
+    if node.chain is not None and node.chain is below.chain:
+        node.chain.merge_down(node)
+        return
+    text = bytearray(node.edge)
+    if node.chain is not None:
+        node.chain.pop()
+    if below.chain is None:
+        below.own = text + below.own
+    else:
+        below.chain.text = text + below.chain.text
+
+
+def slots_to(node: Node, boundary: int) -> Slots:
+    """Device `Full` slots of [0, boundary), int32[pages], to be read only.
+
+    Args:
+        node: the node in which, or at whose end, `boundary` lies; has such data.
+        boundary: more than 0.
+
+    Cost: O(chains and single nodes above), and of their pages where there is more than one.
+    """
+    chain = node.chain
+    if chain is None:
+        top, last = node, node.full
+        assert last is not None, node
+    else:
+        top, last = chain.nodes[0], chain.slots()
+    if boundary != node.end or (chain is not None and node is not chain.nodes[-1]):
+        last = last[: (boundary - top.start) * TOKEN_BYTES // len(node.first)]
+    parts = [last]
+    n = top.parent
+    while n is not None and n.parent is not None:
+        if n.chain is not None:
+            parts.append(n.chain.slots())
+            n = n.chain.nodes[0]
+        else:
+            assert n.full is not None, n
+            parts.append(n.full)
+        n = n.parent
+    parts.reverse()
+    return joined(parts)
