@@ -360,7 +360,7 @@ class PrefixCache:
         return Offer(first, table.slots[begin:end].copy()) if end > begin else None
 
     def _move(
-        self, lease: Lease, node: Node, states: dict[int, tuple[int, int]], taken: set[int]
+        self, lease: Lease, node: Node, states: dict[int, tuple[int, int]], taken: Sequence[int]
     ) -> None:
         """Lock the new boundary, then let go of the old one."""
         for c in states:

@@ -152,10 +152,11 @@ def kept(text: Text, start: int, stop: int) -> Text:
     So nothing keeps more than twice its bytes alive, and a long suffix of a key is not copied.
     Of a `bytearray`, which may change, always a copy.
     """
-    if not isinstance(text, bytearray):
-        view = memoryview(text)
-        if 2 * (stop - start) >= len(view.obj):  # type: ignore[arg-type]  # the bytes below it
-            return view[start:stop]
+    if isinstance(text, bytes):
+        if 2 * (stop - start) >= len(text):
+            return memoryview(text)[start:stop]
+    elif isinstance(text, memoryview) and 2 * (stop - start) >= len(text.obj):  # type: ignore[arg-type]
+        return text[start:stop]
     return bytes(text[start:stop])
 
 

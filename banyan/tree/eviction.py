@@ -133,13 +133,13 @@ def _drop_leaf(tree: Tree, node: Node, freed: Freed) -> None:
     """`drop` of a device leaf that host has nothing of, the usual one, in one go."""
     parent = node.parent
     assert parent is not None and node.full is not None, node
-    evictable = tree.device.evictable
+    held = tree.device.held
     freed.dropped += len(node.full)
     for c, part in enumerate(node.parts[0]):
         slots = part.slots
         if slots is not None:
             freed.slots[0][c].append(slots)
-            evictable[c] -= len(slots)
+            held[c] -= len(slots)
             part.slots = None
     node.full, node.present = None, 0
     parent.parts[0][0].kids -= 1

@@ -34,7 +34,7 @@ class Offer:
     slots: Slots
 
 
-class Inserted(Struct, frozen=True, eq=False, gc=False):
+class Inserted(Struct, eq=False, gc=False):
     """What an insert did with what it was offered.
 
     Args:
@@ -45,9 +45,9 @@ class Inserted(Struct, frozen=True, eq=False, gc=False):
     """
 
     node: Node
-    duplicates: list[tuple[int, Slots]]
-    repoint: list[tuple[int, int, Slots]]
-    taken: set[int]
+    duplicates: tuple[tuple[int, Slots], ...] = ()
+    repoint: tuple[tuple[int, int, Slots], ...] = ()
+    taken: tuple[int, ...] = ()
 
 
 def insert(
@@ -61,18 +61,19 @@ def insert(
 ) -> Inserted:
     """See `Tree.insert`."""
     tree.tick += 1
-    out = Inserted(node, [], [], set())
+    out = Inserted(node)
     cuts = _cuts(tree, node, stop, offers, states)
     for i, cut in enumerate(cuts):
         while node.end < cut:
             at = node.end * TOKEN_BYTES
             child = node.children.get(key[at : at + tree.page_bytes])
             if child is None:
-                last = _grow(tree, node, key, cuts[i:], offers, states, priority, out)
-                return Inserted(last, out.duplicates, out.repoint, out.taken)
+                out.node = _grow(tree, node, key, cuts[i:], offers, states, priority, out)
+                return out
             node = _along(tree, child, key, cut, priority)
             _merge(tree, node, offers, states, out)
-    return Inserted(node, out.duplicates, out.repoint, out.taken)
+    out.node = node
+    return out
 
 
 def _cuts(
@@ -83,23 +84,25 @@ def _cuts(
     states: dict[int, tuple[int, int]],
 ) -> list[int]:
     """Where an edge must end: an offer or a window begins, a state is; and `stop`, last."""
-    wanted = [at for at, _ in states.values()]
+    end = node.end
+    cuts = [stop] if end < stop else []
+    for at, _ in states.values():
+        if end < at < stop and at not in cuts:
+            cuts.append(at)
     for c, reach in tree.need.windows:
         offer = offers[c]
         if offer is not None:
-            wanted += (offer.first_page * tree.page_size, stop - reach)
-    end = node.end
-    cuts = [stop] if end < stop else []
-    for at in wanted:
-        if end < at < stop and at not in cuts:
-            cuts.append(at)
-    cuts.sort()
+            for at in (offer.first_page * tree.page_size, stop - reach):
+                if end < at < stop and at not in cuts:
+                    cuts.append(at)
+    if len(cuts) > 1:
+        cuts.sort()
     return cuts
 
 
 def _grow(
     tree: Tree,
-    parent: Node,
+    above: Node,
     key: bytes,
     ends: Sequence[int],
     offers: Sequence[Offer | None],
@@ -107,42 +110,42 @@ def _grow(
     priority: int,
     out: Inserted,
 ) -> Node:
-    """New nodes in a row below `parent`, each to one of `ends`; returns the last."""
-    text = kept(key, parent.end * TOKEN_BYTES, ends[-1] * TOKEN_BYTES)
-    above, nodes = parent, []
+    """New nodes in a row below `above`, each to one of `ends`, with all that is offered for them,
+    cold; returns the last."""
+    device, page_size, page_bytes = tree.device, tree.page_size, tree.page_bytes
+    cold = tree.tick - COLD
+    nodes: list[Node] = []
+    parent = above
     for end in ends:
-        parent = _leaf(tree, parent, key, end, offers, states, out)
-        parent.priority = max(0, priority)
-        tree.device.add_leaf(parent, stays=end == ends[-1])
-        nodes.append(parent)
+        start = parent.end
+        parts = []
+        for offer in offers:
+            slots = None
+            if offer is not None:
+                first, slots = start // page_size - offer.first_page, offer.slots
+                count = (end - start) // page_size
+                if first or len(slots) != count:
+                    slots = None if first < 0 else slots[first : first + count]
+            parts.append(Part(slots, cold))
+        for c, (boundary, slot) in states.items():
+            if boundary == end:
+                parts[c].slots = one(slot)
+                out.taken += (c,)
+        at = start * TOKEN_BYTES
+        first_page = key[at : at + page_bytes]
+        node = Node(parent, first_page, b"", start, end, (tuple(parts), tree.nothing))
+        node.born = node.stamp = tree.tick
+        if priority > 0:
+            node.priority = priority
+        node.link()
+        device.add_node(node)
+        nodes.append(node)
+        parent = node
+    device.queue_leaf(parent)
+    tree.epoch += 1
+    text = kept(key, above.end * TOKEN_BYTES, parent.end * TOKEN_BYTES)
     _weave(above, nodes, text)
     return parent
-
-
-def _leaf(
-    tree: Tree,
-    parent: Node,
-    key: bytes,
-    end: int,
-    offers: Sequence[Offer | None],
-    states: dict[int, tuple[int, int]],
-    out: Inserted,
-) -> Node:
-    """A new leaf below `parent` with all that is offered for it, cold, to be counted yet."""
-    start, cold = parent.end, tree.tick - COLD
-    at = start * TOKEN_BYTES
-    pages = slice(start // tree.page_size, end // tree.page_size)
-    parts = [Part(None if offer is None else _part(offer, pages), cold) for offer in offers]
-    for c, (boundary, slot) in states.items():
-        if boundary == end:
-            parts[c].slots = one(slot)
-            out.taken.add(c)
-    first = key[at : at + tree.page_bytes]
-    node = Node(parent, first, b"", start, end, (tuple(parts), tree.nothing))
-    node.born = node.stamp = tree.tick
-    node.link()
-    tree.epoch += 1
-    return node
 
 
 def _weave(above: Node, nodes: list[Node], text: Text) -> None:
@@ -194,20 +197,10 @@ def _merge(
             part.used = tree.tick - COLD
             tree.attach(node, c, Tier.DEVICE, piece)
         else:
-            out.duplicates.append((c, piece))
-            out.repoint.append((c, low, have[low - first :]))
+            out.duplicates += ((c, piece),)
+            out.repoint += ((c, low, have[low - first :]),)
     for c, (at, slot) in states.items():
         if at == node.end and not node.has(c, Tier.DEVICE):
             node.parts[0][c].used = tree.tick - COLD
             tree.attach(node, c, Tier.DEVICE, one(slot))
-            out.taken.add(c)
-
-
-def _part(offer: Offer, pages: slice) -> Slots | None:
-    """What is offered for a run of pages, all of it or none; the array itself where it is that."""
-    first, slots = offer.first_page, offer.slots
-    if first > pages.start:
-        return None
-    if first == pages.start and len(slots) == pages.stop - first:
-        return slots
-    return slots[pages.start - first : pages.stop - first]
+            out.taken += (c,)

@@ -1,6 +1,6 @@
 """One tier's side of the tree: which data it holds, what of it may go, and in which order.
 
-Owns the totals (`evictable`, `protected`, in slots by component), the lock counts and one lazy
+Owns the totals (`held`, and `protected` of it, in slots by component), the lock counts and one lazy
 eviction queue per component. The same code serves device and host. Called by `Tree` only.
 
 Queues delete lazily: an entry is pushed when data becomes evictable and checked when popped, so a
@@ -13,13 +13,10 @@ stamps, rather than in an ordered map: a node that is split then leaves both hal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from banyan.tree.lazy_queue import Entry, LazyQueue
 from banyan.tree.node import Node, OrderKey, Part, Slots, Tier, nothing
-
-_SLACK = 64
-"""Pushes between two sweeps of a queue, beside half its length."""
-
 
 class TierIndex:
     """Totals, locks and eviction order of one tier.
@@ -28,21 +25,29 @@ class TierIndex:
         tier: which of a node's parts this index keeps.
         components: how many components the spec has.
         page_size: tokens of a page, to tell slots from positions.
-        full_key: the order of `Full` leaves; other data goes by its own stamp.
+        full_key: the order of `Full` leaves, None: by the node's stamp, which saves a call for
+            each; other data goes by its own stamp.
     """
 
     def __init__(
-        self, tier: Tier, components: int, page_size: int, full_key: Callable[[Node], OrderKey]
+        self, tier: Tier, components: int, page_size: int, full_key: Callable[[Node], OrderKey] | None
     ) -> None:
         self.tier = tier
-        self.evictable = [0] * components
+        self.held = [0] * components
         self.protected = [0] * components
         self._at = int(tier)  # as an index, a plain int takes a third of the time of an enum's
         self._page_size = page_size
         self._nothing = nothing(components)
         self._full_key = full_key
-        self._queues = [LazyQueue() for _ in range(components)]
-        self._until_sweep = [_SLACK] * components
+        self.by_stamp = full_key is None
+        self._queues = [
+            LazyQueue(partial(self._is_live, component)) for component in range(components)
+        ]
+
+    @property
+    def evictable(self) -> list[int]:
+        """Slots by component that no lock protects."""
+        return [held - kept for held, kept in zip(self.held, self.protected, strict=True)]
 
     # ---- data comes and goes ---------------------------------------------------------------------
 
@@ -52,10 +57,9 @@ class TierIndex:
         part = node.parts[self._at][component]
         assert part.slots is None, (node, component)
         part.slots = slots
+        self.held[component] += len(slots)
         if part.locks:
             self.protected[component] += len(slots)
-        else:
-            self.evictable[component] += len(slots)
         if self._at == 0:
             node.present |= 1 << component
         if component == 0 and node.parent is not None:
@@ -64,26 +68,29 @@ class TierIndex:
             node.parent.parts[self._at][0].kids += 1
         self.enqueue(node, component)
 
-    def add_leaf(self, node: Node, stays: bool) -> None:
-        """Count and queue what a new leaf has brought with it to the device.
-
-        Args:
-            stays: it remains a leaf; else a child of it is on its way.
-        """
-        parent = node.parent
-        assert parent is not None
-        parent.parts[self._at][0].kids += 1
-        present = 0
-        for component, part in enumerate(node.parts[self._at]):
+    def add_node(self, node: Node) -> None:
+        """Count what a new node has brought to the device, and queue it, but for `Full` data, which
+        waits until it is known to be a leaf."""
+        held, queues = self.held, self._queues
+        present = component = 0
+        for part in node.parts[0]:
             slots = part.slots
             if slots is not None:
                 present |= 1 << component
-                self.evictable[component] += len(slots)
+                held[component] += len(slots)
                 if component:
-                    self._push(part, node, component, part.used)
-                elif stays:
-                    self._push(part, node, 0, self._full_key(node))
+                    part.queued = used = part.used
+                    queues[component].push(used, node)
+            component += 1
         node.present = present
+        node.parent.parts[0][0].kids += 1  # type: ignore[union-attr]  # it is no root
+
+    def queue_leaf(self, node: Node) -> None:
+        """Queue the `Full` data of a new node that no other has grown below."""
+        part = node.parts[0][0]
+        if part.slots is not None:
+            part.queued = key = self.key_of(node, 0)
+            self._queues[0].push(key, node)
 
     def _own(self, node: Node) -> None:
         """Give `node` a record of its own, as recent as the device's, if it has none here."""
@@ -97,7 +104,7 @@ class TierIndex:
         slots = part.slots
         assert slots is not None and not part.locks, (node, component)
         part.slots = None
-        self.evictable[component] -= len(slots)
+        self.held[component] -= len(slots)
         if self._at == 0:
             node.present &= ~(1 << component)
             if component == 0:
@@ -126,9 +133,8 @@ class TierIndex:
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         if node is not below:
             if below.parts[at][0].slots is None:
-                below = self._last_with_data(below, node)
+                below = self.last_with_data(below, node)
             pages = (below.end - node.end) // self._page_size
-            self.evictable[0] -= pages
             self.protected[0] += pages
 
     def unlock_path(self, node: Node) -> None:
@@ -143,15 +149,25 @@ class TierIndex:
             node = node.parent  # type: ignore[assignment]  # a root is locked always
         assert locks > 0, node
         if node is not below:
-            if below.parts[at][0].slots is None:
-                below = self._last_with_data(below, node)
-            pages = (below.end - node.end) // self._page_size
-            self.evictable[0] += pages
-            self.protected[0] -= pages
-            if below is not node:
-                self.enqueue(below, 0)
+            self.path_is_free(below, node)
 
-    def _last_with_data(self, node: Node, top: Node) -> Node:
+    def path_is_free(self, node: Node, top: Node) -> None:
+        """The last lock has gone of each from `node` up to, but not including, `top`."""
+        part = node.parts[self._at][0]
+        if part.slots is None:
+            node = self.last_with_data(node, top)
+            if node is top:
+                return
+            part = node.parts[self._at][0]
+        pages = (node.end - top.end) // self._page_size
+        self.protected[0] -= pages
+        if not part.kids:
+            key = node.stamp if self._full_key is None else self._full_key(node)
+            if part.queued != key:
+                part.queued = key
+                self._queues[0].push(key, node)
+
+    def last_with_data(self, node: Node, top: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or `top`: as such data is
         prefix-closed, all between the two have it, and no other than this one can be a leaf."""
         while node.parts[self._at][0].slots is None and node is not top:
@@ -165,7 +181,6 @@ class TierIndex:
         assert component and slots is not None, (node, component)
         part.locks += 1
         if part.locks == 1:
-            self.evictable[component] -= len(slots)
             self.protected[component] += len(slots)
 
     def unlock(self, node: Node, component: int) -> None:
@@ -175,30 +190,10 @@ class TierIndex:
         assert slots is not None and part.locks > 0, (node, component)
         part.locks -= 1
         if not part.locks:
-            self.evictable[component] += len(slots)
             self.protected[component] -= len(slots)
             if part.queued != part.used:
-                self._push(part, node, component, part.used)
-
-    def lock_window(self, node: Node, component: int, low: int) -> Node:
-        """Lock the data of the nodes from `node` up that lie beyond position `low` as a whole.
-
-        Returns:
-            The first node that does not, or lacks the data.
-        """
-        at = self._at
-        moved = 0
-        while node.start >= low < node.end:
-            part = node.parts[at][component]
-            if part.slots is None:
-                break
-            part.locks += 1
-            if part.locks == 1:
-                moved += len(part.slots)
-            node = node.parent  # type: ignore[assignment]  # a root ends at 0
-        self.evictable[component] -= moved
-        self.protected[component] += moved
-        return node
+                part.queued = part.used
+                self._queues[component].push(part.used, node)
 
     def unlock_window(self, node: Node, component: int, low: int) -> None:
         """Undo one lock of the data of each node from `node` up that ends beyond `low`."""
@@ -211,9 +206,9 @@ class TierIndex:
             if not part.locks:
                 moved += len(part.slots)
                 if part.queued != part.used:
-                    self._push(part, node, component, part.used)
+                    part.queued = part.used
+                    self._queues[component].push(part.used, node)
             node = node.parent  # type: ignore[assignment]  # a root ends at 0
-        self.evictable[component] += moved
         self.protected[component] -= moved
 
     # ---- order of eviction -----------------------------------------------------------------------
@@ -225,7 +220,9 @@ class TierIndex:
 
     def key_of(self, node: Node, component: int) -> OrderKey:
         """The place of this data in the order of eviction, as of now."""
-        return node.parts[self._at][component].used if component else self._full_key(node)
+        if component:
+            return node.parts[self._at][component].used
+        return node.stamp if self._full_key is None else self._full_key(node)
 
     def enqueue(self, node: Node, component: int) -> None:
         """Queue data that may go, at its place in the order as of now.
@@ -235,9 +232,13 @@ class TierIndex:
         part = node.parts[self._at][component]
         if part.slots is None or part.locks or (component == 0 and part.kids):
             return
-        key = part.used if component else self._full_key(node)
+        if component:
+            key = part.used
+        else:
+            key = node.stamp if self._full_key is None else self._full_key(node)
         if part.queued != key:
-            self._push(part, node, component, key)
+            part.queued = key
+            self._queues[component].push(key, node)
 
     def pop(self, component: int) -> Node | None:
         """The next victim, taken off the queue; None when nothing may go."""
@@ -251,10 +252,14 @@ class TierIndex:
             part.queued = None
             if part.slots is None or part.locks or (component == 0 and part.kids):
                 continue
-            now = part.used if component else self._full_key(node)
+            if component:
+                now = part.used
+            else:
+                now = node.stamp if self._full_key is None else self._full_key(node)
             if now == key:
                 return node
-            self._push(part, node, component, now)
+            part.queued = now
+            self._queues[component].push(now, node)
         return None
 
     def peek(self, component: int, count: int) -> Iterator[Node]:
@@ -266,20 +271,7 @@ class TierIndex:
             self.enqueue(node, component)
         return iter(taken)
 
-    def _push(self, part: Part, node: Node, component: int, key: OrderKey) -> None:
-        part.queued = key
-        self._queues[component].push(key, node)
-        self._until_sweep[component] -= 1
-        if self._until_sweep[component] < 0:
-            self._sweep(component)
-
-    def _sweep(self, component: int) -> None:
-        """Drop the entries that stand for nothing. Cost: O(queue), once in half as many pushes."""
-        queue = self._queues[component]
-        queue.keep(lambda entry: self._is_live(entry, component))
-        self._until_sweep[component] = _SLACK + len(queue) // 2
-
-    def _is_live(self, entry: Entry, component: int) -> bool:
+    def _is_live(self, component: int, entry: Entry) -> bool:
         """Whether an entry still stands for its node; if not, the node is queued no longer."""
         key, _, node = entry
         part = node.parts[self._at][component]

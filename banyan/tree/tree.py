@@ -66,9 +66,10 @@ class Tree:
         self._roots_limit = _MIN_ROOTS
         self.epoch = 0
         self.tick = 0
-        key = self.policy.key
-        self.device = TierIndex(Tier.DEVICE, self.width, self.page_size, key)
-        host_key = (lambda n: (n.full is None, key(n))) if mirrors_first else key
+        key, by_stamp = self.policy.key, isinstance(self.policy, Lru)
+        device_key = None if by_stamp else key
+        self.device = TierIndex(Tier.DEVICE, self.width, self.page_size, device_key)
+        host_key = (lambda n: (n.full is None, key(n))) if mirrors_first else device_key
         self.host = TierIndex(Tier.HOST, self.width, self.page_size, host_key)
         self.index = (self.device, self.host)
 
@@ -221,33 +222,89 @@ class Tree:
         data is locked (None: nothing); `unlock` with it undoes exactly this, splits or not.
         """
         device = self.device
-        device.lock_path(node)
+        protected = device.protected
+        n = node
+        while True:  # as `TierIndex.lock_path`, without the call
+            part = n.parts[0][0]
+            part.locks = locks = part.locks + 1
+            if locks > 1:
+                break
+            n = n.parent  # type: ignore[assignment]  # a root is locked always
+        if n is not node:
+            last = node if node.full is not None else device.last_with_data(node, n)
+            pages = (last.end - n.end) // self.page_size
+            protected[0] += pages
         starts = self._unlocked.copy()
-        windows, points, _ = self.need
-        for c, reach in windows:
-            low = max(0, node.end - reach)
-            n = device.lock_window(node, c, low)
-            if n.end > low and n.parts[0][c].slots is not None:
-                self.split(n, low)
-                n = device.lock_window(n, c, low)
+        for c, reach in self.need.windows:
+            low, n, moved = node.end - reach, node, 0
+            if low < 0:
+                low = 0
+            while n.end > low:
+                part = n.parts[0][c]
+                if part.slots is None:
+                    break
+                if n.start < low:
+                    self.split(n, low)
+                part.locks = locks = part.locks + 1
+                if locks == 1:
+                    moved += len(part.slots)
+                n = n.parent  # type: ignore[assignment]  # a root ends at 0
             starts[c] = n.end
+            protected[c] += moved
         if states and node.parent is not None:
-            for c in points:
-                if node.parts[0][c].slots is not None:
-                    device.lock(node, c)
+            for c in self.need.points:
+                part = node.parts[0][c]
+                if part.slots is not None:
+                    part.locks = locks = part.locks + 1
+                    if locks == 1:
+                        protected[c] += 1
                     starts[c] = node.end
         return starts
 
     def unlock(self, node: Node, starts: Sequence[int | None]) -> None:
         """Undo one `lock`, of which `starts` says how far it went."""
-        windows, points, _ = self.need
-        end = node.end
-        for c, _ in windows:
-            self.unlock_window(node, c, starts[c], end)
-        for c in points:
+        device = self.device
+        protected = device.protected
+        for c, _ in self.need.windows:
+            start = starts[c]
+            if start is None:
+                continue
+            n, moved = node, 0
+            while n.end > start:
+                part = n.parts[0][c]
+                part.locks = locks = part.locks - 1
+                if not locks:
+                    moved += len(part.slots)  # type: ignore[arg-type]  # what is locked is there
+                    if part.queued != part.used:
+                        device.enqueue(n, c)
+                n = n.parent  # type: ignore[assignment]  # a root ends at 0
+            protected[c] -= moved
+        for c in self.need.points:
             if starts[c] is not None:
-                self.device.unlock(node, c)
-        self.device.unlock_path(node)
+                part = node.parts[0][c]
+                part.locks = locks = part.locks - 1
+                if not locks:
+                    protected[c] -= 1
+                    if part.queued != part.used:
+                        device.enqueue(node, c)
+        n = node
+        while True:  # as `TierIndex.unlock_path`, without the call
+            part = n.parts[0][0]
+            part.locks = locks = part.locks - 1
+            if locks:
+                break
+            n = n.parent  # type: ignore[assignment]  # a root is locked always
+        assert locks > 0, n
+        if n is node:
+            return
+        if node.full is None:
+            device.path_is_free(node, n)
+            return
+        pages = (node.end - n.end) // self.page_size
+        protected[0] -= pages
+        part = node.parts[0][0]
+        if not part.kids and not (device.by_stamp and part.queued == node.stamp):
+            device.enqueue(node, 0)
 
     def unlock_window(self, node: Node, c: int, start: int | None, below: int) -> int | None:
         """Unlock the nodes of a locked window that end at or before `below`; returns the new start.
@@ -274,11 +331,22 @@ class Tree:
             return
         if node.hits or node.born != self.tick:  # else it was just inserted: the latest already
             self.tick += 1
-        node.stamp = self.tick
+        tick = self.tick
+        node.stamp = tick
         node.hits += 1
         if checkpoint:
-            self._stamp_checkpoint(node, self.tick)
-        self.requeue(node)
+            for c in self.need.points:
+                node.parts[0][c].used = tick
+                if node.parts[1] is not self.nothing:
+                    node.parts[1][c].used = tick
+            for c, reach in self.need.windows:
+                n, low = node, max(0, node.end - reach)
+                while n.end > low:
+                    self._stamp(n, c, tick)
+                    n = n.parent  # type: ignore[assignment]  # a root ends at 0
+        device, host = node.parts
+        if host is not self.nothing or device[0].queued != tick or not self.device.by_stamp:
+            self.requeue(node)
 
     def cool(self, node: Node) -> None:
         """Make the windows and states of boundary `node.end` the first to go, on both tiers.
@@ -315,16 +383,6 @@ class Tree:
         self.device.enqueue(node, component)
         if node.parts[1] is not self.nothing:
             self.host.enqueue(node, component)
-
-    def _stamp_checkpoint(self, node: Node, stamp: int) -> None:
-        windows, points, _ = self.need
-        for c, reach in windows:
-            n, low = node, max(0, node.end - reach)
-            while n.end > low:
-                self._stamp(n, c, stamp)
-                n = n.parent  # type: ignore[assignment]  # a root ends at 0
-        for c in points:
-            self._stamp(node, c, stamp)
 
     def _stamp(self, node: Node, component: int, stamp: int) -> None:
         device, host = node.parts

@@ -106,7 +106,7 @@ def test_the_side_answers_as_the_reference(kind: str, page: int) -> None:
 def test_a_wrong_tree_fails_the_check() -> None:
     side = BanyanSide("full", 1)
     workloads.put(side, array("q", range(8)))
-    side.tree.device.evictable[0] += 1
+    side.tree.device.held[0] += 1
     with pytest.raises(AssertionError, match="INV-01"):
         side.check()
 

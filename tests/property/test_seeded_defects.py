@@ -127,7 +127,7 @@ def duplicate_not_repointed(patch: Patch) -> None:
 
     def insert(self: Tree, *args: object) -> object:
         done = real(self, *args)  # type: ignore[arg-type]
-        done.repoint.clear()
+        done.repoint = ()
         return done
 
     patch.setattr(Tree, "insert", insert)

@@ -144,7 +144,7 @@ def window_without_full(plant: Plant, nodes: list[Node]) -> None:
 
 
 def totals_off(plant: Plant, nodes: list[Node]) -> None:
-    plant.tree.host.evictable[1] -= 1
+    plant.tree.host.held[1] -= 1
 
 
 def victim_not_queued(plant: Plant, nodes: list[Node]) -> None:
