@@ -11,9 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from operator import attrgetter
+from typing import Any
+
+from numpy import frombuffer
 
 from banyan.tree.keys import TOKEN_BYTES, Text
-from banyan.tree.node import Node, Slots, joined
+from banyan.tree.node import INT32, Node, Slots, joined
 
 _start_of = attrgetter("start")
 
@@ -199,20 +202,22 @@ def slots_to(node: Node, boundary: int) -> Slots:
     chain = node.chain
     if chain is None:
         top, last = node, node.full
-        assert last is not None, node
     else:
         top, last = chain.nodes[0], chain.slots()
+    assert last is not None, node
     if boundary != node.end or (chain is not None and node is not chain.nodes[-1]):
         last = last[: (boundary - top.start) * TOKEN_BYTES // len(node.first)]
-    parts = [last]
     n = top.parent
-    while n is not None and n.parent is not None:
-        if n.chain is not None:
-            parts.append(n.chain.slots())
-            n = n.chain.nodes[0]
+    if n.parent is None:  # type: ignore[union-attr]  # a root
+        return last
+    parts: list[Any] = [last]
+    while n.parent is not None:  # type: ignore[union-attr]
+        chain = n.chain  # type: ignore[union-attr]
+        if chain is None:
+            parts.append(n.full)  # type: ignore[union-attr]
         else:
-            assert n.full is not None, n
-            parts.append(n.full)
-        n = n.parent
+            parts.append(chain.slots())
+            n = chain.nodes[0]
+        n = n.parent  # type: ignore[union-attr]
     parts.reverse()
-    return joined(parts)
+    return frombuffer(b"".join(parts), INT32)

@@ -57,9 +57,23 @@ def insert(
     stop: int,
     offers: Sequence[Offer | None],
     states: dict[int, tuple[int, int]],
-    priority: int,
+    priority: int = 0,
 ) -> Inserted:
-    """See `Tree.insert`."""
+    """Publish data computed beyond the locked boundary `node.end`, up to `stop`; `Tree.insert`.
+
+    New pages become nodes; pages the tree has on device are reported as duplicates; pages it has on
+    host only are revived; absent windows and states are healed. New windows and states are cold,
+    the first to go, until `use` of a boundary that needs them.
+
+    Args:
+        key: the tokens from position 0, at least to `stop` (a whole number of pages). The tree may
+            keep a view of it.
+        offers: by component; the `Full` offer covers all of [node.end, stop) that the tree does not
+            have on device, a `Window` offer a tail of it.
+        states: by `Point` component, (boundary, slot).
+
+    Mutates: nodes along the key. Cost: O(new tokens + nodes below `node` on the key).
+    """
     tree.tick += 1
     out = Inserted(node)
     cuts = _cuts(tree, node, stop, offers, states)
@@ -113,32 +127,42 @@ def _grow(
     """New nodes in a row below `above`, each to one of `ends`, with all that is offered for them,
     cold; returns the last."""
     device, page_size, page_bytes = tree.device, tree.page_size, tree.page_bytes
-    cold = tree.tick - COLD
+    held, cold = device.held, tree.tick - COLD
     nodes: list[Node] = []
     parent = above
     for end in ends:
         start = parent.end
-        parts = []
+        first_page, count = start // page_size, (end - start) // page_size
+        parts, c, present = [], 0, 0
         for offer in offers:
             slots = None
             if offer is not None:
-                first, slots = start // page_size - offer.first_page, offer.slots
-                count = (end - start) // page_size
+                first, slots = first_page - offer.first_page, offer.slots
                 if first or len(slots) != count:
                     slots = None if first < 0 else slots[first : first + count]
+                if slots is not None:
+                    present |= 1 << c
+                    held[c] += count
             parts.append(Part(slots, cold))
+            c += 1
         for c, (boundary, slot) in states.items():
             if boundary == end:
                 parts[c].slots = one(slot)
+                present |= 1 << c
+                held[c] += 1
                 out.taken += (c,)
         at = start * TOKEN_BYTES
-        first_page = key[at : at + page_bytes]
-        node = Node(parent, first_page, b"", start, end, (tuple(parts), tree.nothing))
+        node = Node(
+            parent, key[at : at + page_bytes], b"", start, end, (tuple(parts), tree.nothing)
+        )
+        node.present = present
         node.born = node.stamp = tree.tick
         if priority > 0:
             node.priority = priority
         node.link()
-        device.add_node(node)
+        parent.parts[0][0].kids += 1
+        if present > 1:
+            device.queue_new(node)
         nodes.append(node)
         parent = node
     device.queue_leaf(parent)

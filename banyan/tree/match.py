@@ -7,16 +7,22 @@ The result is the largest boundary in the intersection of what all components ca
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from banyan.spec import CacheSpec, Full, Point, Window
-from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.keys import ROOT_NAMESPACE, TOKEN_BYTES, common_bytes
 from banyan.tree.node import Node, Tier
 
+if TYPE_CHECKING:
+    from banyan.tree.tree import Tree
 
-class Coverage(NamedTuple):
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
     """The components of a spec by what matching asks of them, worked out once."""
 
     windows: tuple[tuple[int, int], ...]
@@ -65,7 +71,7 @@ class Match(Struct, frozen=True, eq=False, gc=False):
     full_len: int
     device_full: int
     loading: bool
-    path: tuple[Node, ...]
+    path: Sequence[Node]
     epoch: int
 
     @property
@@ -77,36 +83,59 @@ class Match(Struct, frozen=True, eq=False, gc=False):
         return self.full_len
 
 
-def walk(root: Node, key: bytes, page_bytes: int) -> tuple[list[Node], int]:
-    """Nodes that spell a prefix of `key`, and how many tokens of it they spell: at most all but its
-    last token, in whole pages (INV-15).
+def match(tree: Tree, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
+    """The best boundaries for `key`: at most all but its last token, in whole pages (INV-15).
 
-    Cost: one memcmp per chain or single node, and one dict look-up where it has siblings.
+    Changes nothing (no split, no recency, no allocation).
+
+    Cost: one memcmp per chain or single node of the path, one dict look-up where a node has several
+    children, and the coverage of one boundary. All in one function: what a short match takes is
+    calls, once its tokens are compared.
     """
+    node = tree.roots.get(namespace)
+    if node is None:
+        return Match(key, namespace, 0, 0, 0, 0, False, (), tree.epoch)
+    page_bytes = tree.page_bytes
     path: list[Node] = []
-    limit = max(0, (len(key) - TOKEN_BYTES) // page_bytes * page_bytes)
-    node, at = root, 0
     startswith = key.startswith
+    at, limit = 0, (len(key) - TOKEN_BYTES) // page_bytes * page_bytes
     while at < limit:
-        child = node.lone or node.children.get(key[at : at + page_bytes])
+        child = node.lone
         if child is None:
-            break
+            child = node.children.get(key[at : at + page_bytes])
+            if child is None:
+                break
         chain = child.chain
-        text = child.own if chain is None else chain.text
-        if not startswith(text, at):
-            shared = common_bytes(text, key, at, limit) // page_bytes * page_bytes
-            if shared:
-                at += shared
-                path += (child,) if chain is None else chain.down_to(at // TOKEN_BYTES)
-            break
-        at += len(text)
         if chain is None:
-            path.append(child)
-            node = child
+            text = child.own
+            if startswith(text, at):
+                path.append(child)
+                at += len(text)
+                node = child
+                continue
         else:
-            path += chain.nodes
-            node = path[-1]
-    return path, min(at, limit) // TOKEN_BYTES
+            text = chain.text
+            if startswith(text, at):
+                path += chain.nodes
+                at += len(text)
+                node = path[-1]
+                continue
+        shared = common_bytes(text, key, at, limit) // page_bytes * page_bytes
+        if shared:
+            at += shared
+            path += (child,) if chain is None else chain.down_to(at // TOKEN_BYTES)
+        break
+    if not path:
+        return Match(key, namespace, 0, 0, 0, 0, False, (), tree.epoch)
+    end = (at if at < limit else limit) // TOKEN_BYTES
+    last, need = path[-1], tree.need
+    if (
+        last.present != need.all
+        or (need.points and end != last.end)
+        or (need.windows and not _windows_on_device(path, end, need))
+    ):
+        return _match_on_tiers(key, namespace, path, end, need, tree.epoch)
+    return Match(key, namespace, end, end, end, end, False, path, tree.epoch)
 
 
 def best_boundary(path: list[Node], matched: int, need: Coverage, device_only: bool) -> int:
@@ -170,7 +199,7 @@ def is_loading(path: list[Node]) -> bool:
     )
 
 
-def windows_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
+def _windows_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
     """Whether the device has all windows of the end of the match."""
     for component, reach in need.windows:
         low, bit = matched - reach, 1 << component
@@ -182,7 +211,7 @@ def windows_on_device(path: list[Node], matched: int, need: Coverage) -> bool:
     return True
 
 
-def match_on_tiers(
+def _match_on_tiers(
     key: bytes, namespace: bytes, path: list[Node], matched: int, need: Coverage, epoch: int
 ) -> Match:
     """The match of a key that `path` spells for `matched` tokens, where the device lacks a part."""
@@ -190,4 +219,4 @@ def match_on_tiers(
     boundary = device if device == matched else best_boundary(path, matched, need, False)
     loading = boundary > device and is_loading(path)
     full = matched if device == matched else device_end(path, matched)[1]
-    return Match(key, namespace, boundary, device, matched, full, loading, tuple(path), epoch)
+    return Match(key, namespace, boundary, device, matched, full, loading, path, epoch)

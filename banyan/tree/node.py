@@ -26,7 +26,7 @@ OrderKey: TypeAlias = Any
 """An int or a tuple of ints; all keys of one queue are of one kind."""
 
 
-_INT32 = np.dtype(np.int32)
+INT32 = np.dtype(np.int32)
 
 
 class Tier(IntEnum):
@@ -121,7 +121,7 @@ def joined(parts: Sequence[Slots]) -> Slots:
     """
     if len(parts) == 1:
         return parts[0]
-    return np.frombuffer(b"".join(parts), _INT32)  # type: ignore[arg-type]
+    return np.frombuffer(b"".join(parts), INT32)  # type: ignore[arg-type]
 
 
 class Claim:

@@ -18,6 +18,7 @@ from functools import partial
 from banyan.tree.lazy_queue import Entry, LazyQueue
 from banyan.tree.node import Node, OrderKey, Part, Slots, Tier, nothing
 
+
 class TierIndex:
     """Totals, locks and eviction order of one tier.
 
@@ -30,7 +31,11 @@ class TierIndex:
     """
 
     def __init__(
-        self, tier: Tier, components: int, page_size: int, full_key: Callable[[Node], OrderKey] | None
+        self,
+        tier: Tier,
+        components: int,
+        page_size: int,
+        full_key: Callable[[Node], OrderKey] | None,
     ) -> None:
         self.tier = tier
         self.held = [0] * components
@@ -68,22 +73,14 @@ class TierIndex:
             node.parent.parts[self._at][0].kids += 1
         self.enqueue(node, component)
 
-    def add_node(self, node: Node) -> None:
-        """Count what a new node has brought to the device, and queue it, but for `Full` data, which
-        waits until it is known to be a leaf."""
-        held, queues = self.held, self._queues
-        present = component = 0
+    def queue_new(self, node: Node) -> None:
+        """Queue the windows and states of a new node, unlocked as they are."""
+        c = 0
         for part in node.parts[0]:
-            slots = part.slots
-            if slots is not None:
-                present |= 1 << component
-                held[component] += len(slots)
-                if component:
-                    part.queued = used = part.used
-                    queues[component].push(used, node)
-            component += 1
-        node.present = present
-        node.parent.parts[0][0].kids += 1  # type: ignore[union-attr]  # it is no root
+            if c and part.slots is not None:
+                part.queued = used = part.used
+                self._queues[c].push(used, node)
+            c += 1
 
     def queue_leaf(self, node: Node) -> None:
         """Queue the `Full` data of a new node that no other has grown below."""

@@ -196,8 +196,10 @@ class BanyanSide:
 
 def slots_of(match: Match) -> Slots:
     """The device's `Full` slots up to the boundary of `match`: int32[pages], to be read only."""
-    boundary = match.device_boundary
-    for node in reversed(match.path):
+    boundary, path = match.device_boundary, match.path
+    if boundary and boundary == path[-1].end:
+        return slots_to(path[-1], boundary)
+    for node in reversed(path):
         if node.start < boundary:
             return slots_to(node, boundary)
     return np.empty(0, np.int32)

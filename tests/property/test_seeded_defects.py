@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 
@@ -77,7 +78,9 @@ def window_matched_shifted(patch: Patch) -> None:
     def coverage(spec: object) -> match.Coverage:
         got = real(spec)  # type: ignore[arg-type]
         page = spec.page_size  # type: ignore[attr-defined]
-        return got._replace(windows=tuple((c, reach - page) for c, reach in got.windows))
+        return dataclasses.replace(
+            got, windows=tuple((c, reach - page) for c, reach in got.windows)
+        )
 
     patch.setattr("banyan.tree.tree.coverage_of", coverage)
 
