@@ -201,23 +201,31 @@ def slots_to(node: Node, boundary: int) -> Slots:
     """
     chain = node.chain
     if chain is None:
-        top, last = node, node.full
+        last, n = node.full, node.parent
+        if boundary != node.end:
+            last = _up_to(node, boundary, last)
     else:
         top, last = chain.nodes[0], chain.slots()
-    assert last is not None, node
-    if boundary != node.end or (chain is not None and node is not chain.nodes[-1]):
-        last = last[: (boundary - top.start) * TOKEN_BYTES // len(node.first)]
-    n = top.parent
-    if n.parent is None:  # type: ignore[union-attr]  # a root
+        n = top.parent
+        if boundary != node.end or node is not chain.nodes[-1]:
+            last = _up_to(top, boundary, last)
+    assert last is not None and n is not None, node
+    if n.parent is None:
         return last
     parts: list[Any] = [last]
-    while n.parent is not None:  # type: ignore[union-attr]
-        chain = n.chain  # type: ignore[union-attr]
+    while n.parent is not None:
+        chain = n.chain
         if chain is None:
-            parts.append(n.full)  # type: ignore[union-attr]
+            parts.append(n.full)
+            n = n.parent
         else:
             parts.append(chain.slots())
-            n = chain.nodes[0]
-        n = n.parent  # type: ignore[union-attr]
+            n = chain.nodes[0].parent
+        assert n is not None
     parts.reverse()
     return frombuffer(b"".join(parts), INT32)
+
+
+def _up_to(top: Node, boundary: int, slots: Slots | None) -> Slots:
+    assert slots is not None, top
+    return slots[: (boundary - top.start) * TOKEN_BYTES // len(top.first)]

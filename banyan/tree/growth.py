@@ -133,8 +133,8 @@ def _grow(
     for end in ends:
         start = parent.end
         first_page, count = start // page_size, (end - start) // page_size
-        parts, c, present = [], 0, 0
-        for offer in offers:
+        parts, present = [], 0
+        for c, offer in enumerate(offers):
             slots = None
             if offer is not None:
                 first, slots = first_page - offer.first_page, offer.slots
@@ -144,7 +144,6 @@ def _grow(
                     present |= 1 << c
                     held[c] += count
             parts.append(Part(slots, cold))
-            c += 1
         for c, (boundary, slot) in states.items():
             if boundary == end:
                 parts[c].slots = one(slot)

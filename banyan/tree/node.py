@@ -101,16 +101,16 @@ def nothing(components: int) -> Parts:
     return (_NoPart(),) * components
 
 
-_numbers: Slots = np.arange(0, dtype=np.int32)
+_numbers: list[Slots] = [np.arange(0, dtype=np.int32)]
 
 
 def one(slot: int) -> Slots:
     """int32[1], to be read only: a view of one array for all, half the time of a new one."""
-    global _numbers
-    if slot >= len(_numbers):
-        _numbers = np.arange(2 * slot + 1_024, dtype=np.int32)
-        _numbers.flags.writeable = False
-    return _numbers[slot : slot + 1]
+    numbers = _numbers[0]
+    if slot >= len(numbers):
+        numbers = _numbers[0] = np.arange(2 * slot + 1_024, dtype=np.int32)
+        numbers.flags.writeable = False
+    return numbers[slot : slot + 1]
 
 
 def joined(parts: Sequence[Slots]) -> Slots:

@@ -75,12 +75,10 @@ class TierIndex:
 
     def queue_new(self, node: Node) -> None:
         """Queue the windows and states of a new node, unlocked as they are."""
-        c = 0
-        for part in node.parts[0]:
+        for c, part in enumerate(node.parts[0]):
             if c and part.slots is not None:
                 part.queued = used = part.used
                 self._queues[c].push(used, node)
-            c += 1
 
     def queue_leaf(self, node: Node) -> None:
         """Queue the `Full` data of a new node that no other has grown below."""

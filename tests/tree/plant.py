@@ -21,6 +21,7 @@ from banyan.tree import (
     Tree,
     encode_tokens,
 )
+from banyan.tree.chain import slots_to
 from banyan.tree.check import Hold, findings, holds_of_lease
 from banyan.tree.eviction import Freed
 from banyan.tree.node import Slots
@@ -64,6 +65,7 @@ class Plant:
         self.point = next(iter(self.tree.need.points), None)
         self.held: dict[str, tuple[Node, list[int | None]]] = {}
         self._next = [0] * self.width
+        self._checks = 0
 
     # ---- growing ---------------------------------------------------------------------------------
 
@@ -187,9 +189,20 @@ class Plant:
         return findings(self.tree, self.holds())
 
     def check(self) -> None:
-        """Every invariant of the tree."""
+        """Every invariant of the tree; every other time also what it gives as the slots of a path."""
         found = self.findings()
         assert not found, "\n".join(found)
+        self._checks += 1
+        if self._checks % 2:
+            self._check_slots()
+
+    def _check_slots(self) -> None:
+        """The slots of every path are those of its nodes."""
+        above: dict[int, list[int]] = {id(root): [] for root in self.tree.roots.values()}
+        for node in self.nodes():
+            if node.full is not None and id(node.parent) in above:
+                above[id(node)] = [*above[id(node.parent)], *node.full.tolist()]
+                assert slots_to(node, node.end).tolist() == above[id(node)], node
 
 
 def count(freed: Freed | None, tier: Tier = Tier.DEVICE) -> list[int]:
