@@ -30,6 +30,8 @@ class Coverage:
     points: tuple[int, ...]
     all: int
     """A bit for each component."""
+    furthest: int
+    """The reach of the longest window, 0 where there is none."""
 
 
 def coverage_of(spec: CacheSpec) -> Coverage:
@@ -45,7 +47,9 @@ def coverage_of(spec: CacheSpec) -> Coverage:
                 windows.append((index, far - window.first_needed(far, spec.page_size)))
             case Point():
                 points.append(index)
-    return Coverage(tuple(windows), tuple(points), (1 << len(spec.components)) - 1)
+    everything = (1 << len(spec.components)) - 1
+    furthest = max((reach for _, reach in windows), default=0)
+    return Coverage(tuple(windows), tuple(points), everything, furthest)
 
 
 class Match(Struct, frozen=True, eq=False, gc=False):
@@ -110,15 +114,15 @@ def match(tree: Tree, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
             text = child.own
             if startswith(text, at):
                 path.append(child)
-                at += len(text)
                 node = child
+                at = child.end * TOKEN_BYTES
                 continue
         else:
             text = chain.text
             if startswith(text, at):
                 path += chain.nodes
-                at += len(text)
                 node = path[-1]
+                at = node.end * TOKEN_BYTES
                 continue
         shared = common_bytes(text, key, at, limit) // page_bytes * page_bytes
         if shared:
@@ -132,7 +136,7 @@ def match(tree: Tree, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
     if (
         last.present != need.all
         or (need.points and end != last.end)
-        or (need.windows and not _windows_on_device(path, end, need))
+        or (end - need.furthest < last.start and not _windows_on_device(path, end, need))
     ):
         return _match_on_tiers(key, namespace, path, end, need, tree.epoch)
     return Match(key, namespace, end, end, end, end, False, path, tree.epoch)

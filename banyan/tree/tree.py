@@ -9,7 +9,8 @@ Rules kept at all times (checked by `banyan.tree.check`):
   T2  device `Full` data is prefix-closed, host `Full` data likewise (INV-08);
   T3  every node but a root has `Full` data on a tier;
   T4  device `Window`/`Point` data lies only where device `Full` data is;
-  T5  what is locked stays where it is (INV-04).
+  T5  what is locked stays where it is (INV-04);
+  T6  a chain's members are only children in a row, and its text and slots are theirs.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Tree:
         self._roots_limit = _MIN_ROOTS
         self.epoch = 0
         self.tick = 0
-        key, by_stamp = self.policy.key, isinstance(self.policy, Lru)
+        key, by_stamp = self.policy.key, type(self.policy) is Lru
         device_key = None if by_stamp else key
         self.device = TierIndex(Tier.DEVICE, self.width, self.page_size, device_key)
         host_key = (lambda n: (n.full is None, key(n))) if mirrors_first else device_key

@@ -189,7 +189,7 @@ class Plant:
         return findings(self.tree, self.holds())
 
     def check(self) -> None:
-        """Every invariant of the tree; every other time also what it gives as the slots of a path."""
+        """Every invariant of the tree; every other time also the slots that it gives for paths."""
         found = self.findings()
         assert not found, "\n".join(found)
         self._checks += 1
