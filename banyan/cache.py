@@ -20,7 +20,7 @@ import numpy as np
 from banyan import audit
 from banyan.errors import CopyError, LeaseError
 from banyan.grants import Grants
-from banyan.lease import Lease
+from banyan.lease import Lease, PageTable
 from banyan.pools.assembler import PoolStack
 from banyan.rolling import Rolling
 from banyan.spec import CacheSpec
@@ -203,11 +203,12 @@ class PrefixCache:
 
         Cost: O(leases), and one reservation however many want a slot.
         """
+        size = self.page_size
         wanting = []
         for lease in leases:
             if lease.broken or lease.released:
                 return False
-            if self._lacks_slots(lease, lease.length // self.page_size + 1):
+            if self._lacks_slots(lease, lease.length // size + 1):
                 wanting.append(lease)
         if not wanting:
             return True
@@ -215,21 +216,21 @@ class PrefixCache:
         width = self.tree.width
         counts = [0] * width
         for lease in wanting:
-            stop = lease.length // self.page_size + 1
+            stop = lease.length // size + 1
             for c in self._paged:
                 counts[c] += lease.tables[c].stop_page < stop  # type: ignore[union-attr]
             for c in self._points:
-                counts[c] += lease.states(c).needs_slot
+                counts[c] += lease.tables[c].needs_slot  # type: ignore[union-attr]
         slots = self.controller.reserve(Tier.DEVICE, counts) if any(counts) else [NO_SLOTS] * width
         if isinstance(slots, Shortage):
             return False
         given = [iter(part.tolist()) for part in slots]
         for lease in wanting:
-            stop = lease.length // self.page_size + 1
+            stop = lease.length // size + 1
             for c in self._paged:
-                table = lease.pages(c)
-                if table.stop_page < stop:
-                    table.push(next(given[c]))
+                table = lease.tables[c]
+                if table.stop_page < stop:  # type: ignore[union-attr]
+                    table.push(next(given[c]))  # type: ignore[union-attr]
             for c in self._points:
                 state = lease.states(c)
                 state.choose_write(next(given[c]) if state.needs_slot else None)
@@ -237,23 +238,24 @@ class PrefixCache:
 
     def _slide_all(self, leases: Iterable[Lease]) -> None:
         """Let go of the window pages of many leases that none of them needs any more."""
-        for c, _ in self.tree.need.windows:
-            freed = [slots for lease in leases if len(slots := self._slide(lease, c))]
+        for c, reach in self.tree.need.windows:
+            freed = [slots for lease in leases if len(slots := self._slide(lease, c, reach))]
             if freed:
                 self.stack.device_slots[c].free(np.concatenate(freed))
 
-    def _slide(self, lease: Lease, c: int) -> Slots:
+    def _slide(self, lease: Lease, c: int, reach: int) -> Slots:
         """Let go of window pages that neither a later token nor the next commit needs; those to
-        be freed are returned."""
-        whole = lease.length // self.page_size * self.page_size
-        low = self.spec.components[c].reach.first_needed(whole, self.page_size)
-        table = lease.pages(c)
-        if table.first_page * self.page_size >= low:
+        be freed are returned. `reach`: tokens that must be there before a boundary."""
+        size = self.page_size
+        page = (lease.length // size * size - reach) // size
+        table = lease.tables[c]
+        assert isinstance(table, PageTable)
+        if table.first_page >= page:
             return NO_SLOTS
-        freed = table.drop_before(low // self.page_size)
+        freed = table.drop_before(page)
         start = lease.lock_start[c]
-        if start is not None:
-            lease.lock_start[c] = self.tree.unlock_window(lease.node, c, start, low)
+        if start is not None and start < lease.node.end:
+            lease.lock_start[c] = self.tree.unlock_window(lease.node, c, start, page * size)
         return freed
 
     def advance(self, lease: Lease, stop: int) -> None:

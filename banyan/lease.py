@@ -30,68 +30,71 @@ class PageTable:
     lock keeps them); those from it on belong to the request.
     """
 
-    __slots__ = ("_buffer", "_start", "_stop", "first_page", "owned_from")
+    __slots__ = ("_buffer", "_origin", "_room", "first_page", "owned_from", "stop_page")
+
+    stop_page: int
+    """One past the last page that has a slot."""
 
     def __init__(self, first_page: int = 0) -> None:
-        self.first_page = first_page
-        self.owned_from = first_page
+        self.first_page = self.stop_page = self.owned_from = first_page
         self._buffer: Slots = np.empty(_MIN_CAPACITY, np.int32)
-        self._start = 0
-        self._stop = 0
-
-    @property
-    def stop_page(self) -> int:
-        """One past the last page that has a slot."""
-        return self.first_page + self._stop - self._start
+        self._origin = first_page
+        """The page of the buffer's first entry."""
+        self._room = first_page + _MIN_CAPACITY
+        """The first page that the buffer has no entry for."""
 
     @property
     def slots(self) -> Slots:
         """int32[stop_page - first_page], a read-only view valid until the next change."""
-        view = self._buffer[self._start : self._stop]
+        view = self._between(self.first_page, self.stop_page)
         view.flags.writeable = False
         return view
 
     @property
     def owned(self) -> Slots:
         """int32[...], a copy of the request-owned tail."""
-        skip = max(0, self.owned_from - self.first_page)
-        return self._buffer[self._start + skip : self._stop].copy()
+        return self._between(max(self.owned_from, self.first_page), self.stop_page).copy()
 
     def append(self, slots: Slots) -> None:
         """Add slots for the pages from `stop_page` on. Cost: amortised O(len(slots))."""
-        need = self._stop + len(slots)
-        if need > len(self._buffer):
-            live = self._buffer[self._start : self._stop]
+        stop = self.stop_page + len(slots)
+        if stop > self._room:
+            live = self._between(self.first_page, self.stop_page)
             grown = np.empty(max(_MIN_CAPACITY, 2 * (len(live) + len(slots))), np.int32)
             grown[: len(live)] = live
-            self._buffer, self._start, self._stop = grown, 0, len(live)
-            need = self._stop + len(slots)
-        self._buffer[self._stop : need] = slots
-        self._stop = need
+            self._buffer, self._origin = grown, self.first_page
+            self._room = self.first_page + len(grown)
+        self._buffer[self.stop_page - self._origin : stop - self._origin] = slots
+        self.stop_page = stop
 
     def push(self, slot: int) -> None:
         """Add the slot of one page more. Cost: amortised O(1)."""
-        if self._stop == len(self._buffer):
+        stop = self.stop_page
+        if stop == self._room:
             self.append(np.array([slot], np.int32))
             return
-        self._buffer[self._stop] = slot
-        self._stop += 1
+        self._buffer[stop - self._origin] = slot
+        self.stop_page = stop + 1
 
     def replace(self, first: int, slots: Slots) -> None:
         """Point the pages from `first` on at other slots (duplicates repointed to the tree's)."""
-        at = self._start + first - self.first_page
-        self._buffer[at : at + len(slots)] = slots
+        self._between(first, first + len(slots))[:] = slots
 
     def drop_before(self, page: int) -> Slots:
-        """Forget pages below `page`; returns the request-owned slots among them, to be freed."""
-        page = min(max(page, self.first_page), self.stop_page)
-        owned_first = max(self.first_page, min(self.owned_from, page))
-        at = self._start + owned_first - self.first_page
-        until = self._start + page - self.first_page
-        freed = self._buffer[at:until].copy()
-        self._start, self.first_page = until, page
-        self.owned_from = max(self.owned_from, page)
+        """Forget pages below `page`; returns the request-owned slots among them, to be freed.
+
+        What it returns is a part of the buffer that is not written to any more.
+        """
+        first = self.first_page
+        page = min(max(page, first), self.stop_page)
+        freed = self._between(max(first, min(self.owned_from, page)), page)
+        self.first_page = page
+        if self.owned_from < page:
+            self.owned_from = page
         return freed
+
+    def _between(self, first: int, stop: int) -> Slots:
+        return self._buffer[first - self._origin : stop - self._origin]
 
 
 @dataclass(slots=True)

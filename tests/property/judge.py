@@ -119,6 +119,8 @@ class Judge:
                     named = lease.states(c).read
                 else:
                     table = lease.pages(c)
+                    if not table.first_page < end // self.page <= table.stop_page:
+                        raise Mismatch(f"component {c} at {end} is needed and in no table")
                     named = int(table.slots[end // self.page - 1 - table.first_page])
                 if self.reference.held[Tier.DEVICE][c][place] != named:
                     raise Mismatch(f"component {c} at {end} is read from slot {named}")

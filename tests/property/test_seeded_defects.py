@@ -87,12 +87,12 @@ def window_matched_shifted(patch: Patch) -> None:
 
 def window_kept_shifted(patch: Patch) -> None:
     """A running request lets go of its window one page early."""
-    real = Window.first_needed
+    real = PrefixCache._slide
 
-    def first_needed(self: Window, boundary: int, page_size: int) -> int:
-        return min(boundary, real(self, boundary, page_size) + page_size)
+    def slide(self: PrefixCache, lease: Lease, c: int, reach: int) -> np.ndarray:
+        return real(self, lease, c, reach - self.page_size)
 
-    patch.setattr(Window, "first_needed", first_needed)
+    patch.setattr(PrefixCache, "_slide", slide)
 
 
 def state_stored_late(patch: Patch) -> None:
