@@ -144,7 +144,10 @@ def _drop_leaf(tree: Tree, node: Node, freed: Freed) -> None:
     node.full, node.present = None, 0
     parent.parts[0][0].kids -= 1
     _pass_on_recency(tree, node)
-    tree.unlink(node)
+    if node.chain is not None:
+        node.chain.pop()
+    node.unlink()
+    tree.epoch += 1
 
 
 def drop(tree: Tree, node: Node, component: int, tier: Tier, freed: Freed) -> None:
@@ -219,4 +222,6 @@ def _pass_on_recency(tree: Tree, node: Node) -> None:
         parent.hits = node.hits
     if node.priority > parent.priority:
         parent.priority = node.priority
-    tree.requeue(parent)
+    device, host = parent.parts
+    if not device[0].kids or host is not tree.nothing:  # else it may not go yet
+        tree.requeue(parent)
