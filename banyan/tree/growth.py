@@ -127,7 +127,7 @@ def _grow(
     """New nodes in a row below `above`, each to one of `ends`, with all that is offered for them,
     cold; returns the last."""
     device, page_size, page_bytes = tree.device, tree.page_size, tree.page_bytes
-    held, cold = device.held, tree.tick - COLD
+    held, queues, cold = device.held, device.queues, tree.tick - COLD
     nodes: list[Node] = []
     parent = above
     for end in ends:
@@ -161,7 +161,11 @@ def _grow(
         node.link()
         parent.parts[0][0].kids += 1
         if present > 1:
-            device.queue_new(node)
+            for c in tree.others:
+                part = parts[c]
+                if part.slots is not None:
+                    part.queued = cold
+                    queues[c].push(cold, node)
         nodes.append(node)
         parent = node
     device.queue_leaf(parent)

@@ -45,7 +45,7 @@ class TierIndex:
         self._nothing = nothing(components)
         self._full_key = full_key
         self.by_stamp = full_key is None
-        self._queues = [
+        self.queues = [
             LazyQueue(partial(self._is_live, component)) for component in range(components)
         ]
 
@@ -73,19 +73,12 @@ class TierIndex:
             node.parent.parts[self._at][0].kids += 1
         self.enqueue(node, component)
 
-    def queue_new(self, node: Node) -> None:
-        """Queue the windows and states of a new node, unlocked as they are."""
-        for c, part in enumerate(node.parts[0]):
-            if c and part.slots is not None:
-                part.queued = used = part.used
-                self._queues[c].push(used, node)
-
     def queue_leaf(self, node: Node) -> None:
         """Queue the `Full` data of a new node that no other has grown below."""
         part = node.parts[0][0]
         if part.slots is not None:
             part.queued = key = self.key_of(node, 0)
-            self._queues[0].push(key, node)
+            self.queues[0].push(key, node)
 
     def _own(self, node: Node) -> None:
         """Give `node` a record of its own, as recent as the device's, if it has none here."""
@@ -160,7 +153,7 @@ class TierIndex:
             key = node.stamp if self._full_key is None else self._full_key(node)
             if part.queued != key:
                 part.queued = key
-                self._queues[0].push(key, node)
+                self.queues[0].push(key, node)
 
     def last_with_data(self, node: Node, top: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or `top`: as such data is
@@ -188,7 +181,7 @@ class TierIndex:
             self.protected[component] -= len(slots)
             if part.queued != part.used:
                 part.queued = part.used
-                self._queues[component].push(part.used, node)
+                self.queues[component].push(part.used, node)
 
     def unlock_window(self, node: Node, component: int, low: int) -> None:
         """Undo one lock of the data of each node from `node` up that ends beyond `low`."""
@@ -202,7 +195,7 @@ class TierIndex:
                 moved += len(part.slots)
                 if part.queued != part.used:
                     part.queued = part.used
-                    self._queues[component].push(part.used, node)
+                    self.queues[component].push(part.used, node)
             node = node.parent  # type: ignore[assignment]  # a root ends at 0
         self.protected[component] -= moved
 
@@ -233,11 +226,11 @@ class TierIndex:
             key = node.stamp if self._full_key is None else self._full_key(node)
         if part.queued != key:
             part.queued = key
-            self._queues[component].push(key, node)
+            self.queues[component].push(key, node)
 
     def pop(self, component: int) -> Node | None:
         """The next victim, taken off the queue; None when nothing may go."""
-        queue = self._queues[component]
+        queue = self.queues[component]
         at = self._at
         while (entry := queue.pop()) is not None:
             key, _, node = entry
@@ -254,7 +247,7 @@ class TierIndex:
             if now == key:
                 return node
             part.queued = now
-            self._queues[component].push(now, node)
+            self.queues[component].push(now, node)
         return None
 
     def peek(self, component: int, count: int) -> Iterator[Node]:

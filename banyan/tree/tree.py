@@ -50,6 +50,7 @@ class Tree:
         self.policy = policy or Lru()
         self.need: Coverage = coverage_of(spec)
         self.width = len(spec.components)
+        self.others = range(1, self.width)
         self.nothing = nothing(self.width)
         self._page_shaped = sum(
             1 << c for c, component in enumerate(spec.components) if component.reach.page_shaped
@@ -310,17 +311,17 @@ class Tree:
         tick = self.tick
         node.stamp = tick
         node.hits += 1
+        device, host = node.parts
         if checkpoint:
             for c in self.need.points:
-                node.parts[0][c].used = tick
-                if node.parts[1] is not self.nothing:
-                    node.parts[1][c].used = tick
+                device[c].used = tick
+                if host is not self.nothing:
+                    host[c].used = tick
             for c, reach in self.need.windows:
                 n, low = node, max(0, node.end - reach)
                 while n.end > low:
                     self._stamp(n, c, tick)
                     n = n.parent  # type: ignore[assignment]  # a root ends at 0
-        device, host = node.parts
         if host is not self.nothing or device[0].queued != tick or not self.device.by_stamp:
             self.requeue(node)
 

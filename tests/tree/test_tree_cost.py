@@ -110,7 +110,7 @@ def test_a_queue_stays_as_small_as_the_tree() -> None:
                 plant.insert(one_page(50), states=[4])
                 plant.evict(1)
     for index in plant.tree.index:
-        assert all(len(queue) < 300 for queue in index._queues)
+        assert all(len(queue) < 300 for queue in index.queues)
     plant.check()
 
 
