@@ -17,6 +17,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def views_of_short_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys are short here: let nodes keep views of them all the same."""
+    monkeypatch.setattr("banyan.tree.chain._WORTH_A_VIEW", 4)
+
+
 def run(kind: str, first_seed: int, operations: int) -> dict[str, int]:
     """Episodes that make up `operations`; returns the tokens reused by tier."""
     hits = {"device": 0, "host": 0}
