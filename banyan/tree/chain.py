@@ -33,15 +33,16 @@ class Chain:
 
     Attributes:
         known: device `Full` slots from the first node on, of as many whole nodes as were there when
-            somebody asked; None: of none.
+            somebody asked; None: of none. Its buffer has at most twice their size.
     """
 
-    __slots__ = ("known", "nodes", "text")
+    __slots__ = ("_room", "known", "nodes", "text")
 
     def __init__(self, nodes: list[Node], text: Text) -> None:
         self.nodes = nodes
         self.text = text
         self.known: Slots | None = None
+        self._room = 0
         for node in nodes:
             node.chain, node.own = self, b""
 
@@ -72,8 +73,14 @@ class Chain:
             if node.full is None:
                 break
             parts.append(node.full)
-        self.known = joined(parts)
-        return self.known
+        self.known = known = joined(parts)
+        self._room = len(known)
+        return known
+
+    def has(self, node: Node) -> bool:
+        """Whether `node` is a member. Cost: O(log n)."""
+        at = self._index_of(node)
+        return 0 <= at < len(self.nodes) and self.nodes[at] is node
 
     # ---- changing --------------------------------------------------------------------------------
 
@@ -110,25 +117,53 @@ class Chain:
         node.chain = None
         self._fit()
 
-    def cut_below(self, node: Node) -> None:
-        """A member that is not the last gets another child: what is below is a chain of its own.
-
-        Cost: O(members + the shorter part of the text).
-        """
-        count = self._index_of(node) + 1
-        pages, at = self._pages_to(node.end), (node.end - self.nodes[0].start) * TOKEN_BYTES
-        below, self.nodes = self.nodes[count:], self.nodes[:count]
-        self.text, text = parted(self.text, at)
-        lower = Chain(below, text)
+    def leave(self) -> None:
+        """The first node goes out, with its edge, to stay by itself. Cost: amortised O(its edge),
+        and a move of the list of members."""
+        node = self.nodes[0]
+        length = (node.end - node.start) * TOKEN_BYTES
         if self.known is not None:
-            self.known, lower.known = self.known[:pages], self.known[pages:]
-        lower._fit()
+            self._know(self.known[self._pages_to(node.end) :], self._room)
+        edge = bytes(self.text[:length])
+        if isinstance(self.text, bytearray):
+            del self.text[:length]
+        else:
+            self.text = kept(self.text, length, len(self.text))
+        del self.nodes[0]
+        node.chain, node.own = None, edge
         self._fit()
 
+    def cut_below(self, node: Node) -> None:
+        """A member that is not the last gets another child: what is below it and what is not are
+        two chains. Cost: O(the shorter part of the text + the fewer members)."""
+        count = self._index_of(node) + 1
+        pages, at = self._pages_to(node.end), (node.end - self.nodes[0].start) * TOKEN_BYTES
+        known, room = self.known, self._room
+        upper, lower = parted(self.text, at)
+        if 2 * count > len(self.nodes):
+            below = Chain(self.nodes[count:], lower)
+            del self.nodes[count:]
+            above, above.text = self, upper
+        else:
+            above = Chain(self.nodes[:count], upper)
+            del self.nodes[:count]
+            below, below.text = self, lower
+        if known is not None:
+            above._know(known[:pages], room)
+            below._know(known[pages:], room)
+        above._fit()
+        below._fit()
+
     def forget(self, node: Node) -> None:
-        """The slots of a member are no longer what they were. Cost: O(1)."""
+        """The slots of a member are no longer what they were. Cost: amortised O(1)."""
         if self.known is not None:
-            self.known = self.known[: self._pages_to(node.start)]
+            self._know(self.known[: self._pages_to(node.start)], self._room)
+
+    def _know(self, known: Slots, room: int) -> None:
+        """Keep a part of a buffer of `room` slots, as a copy once it is less than half."""
+        if 2 * len(known) < room:
+            known, room = known.copy(), len(known)
+        self.known, self._room = known, room
 
     def _fit(self) -> None:
         """A node by itself is no chain."""
@@ -193,10 +228,9 @@ def take_over(below: Node, node: Node) -> None:
     text = bytearray(node.edge)
     if node.chain is not None:
         node.chain.pop()
-    if below.chain is None:
-        below.own = text + below.own
-    else:
-        below.chain.text = text + below.chain.text
+    if below.chain is not None:
+        below.chain.leave()
+    below.own = text + below.own
 
 
 def slots_to(node: Node, boundary: int) -> Slots:

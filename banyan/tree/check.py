@@ -85,7 +85,7 @@ def _structure(tree: Tree, node: Node) -> Iterator[str]:
         if claim.node is not node or claim not in claim.op.claims:
             yield f"INV-09 {node}: carries a claim that is not its operation's"
     if (chain := node.chain) is not None:
-        if node not in chain.nodes:
+        if not chain.has(node):
             yield f"T6 {node}: not in the chain that it names"
         elif chain.nodes[0] is node:
             yield from _chain(chain)

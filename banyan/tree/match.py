@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from banyan.spec import CacheSpec, Full, Point, Window
-from banyan.tree.keys import ROOT_NAMESPACE, TOKEN_BYTES, common_bytes
+from banyan.tree.keys import BLOCK_BYTES, ROOT_NAMESPACE, TOKEN_BYTES, common_bytes
 from banyan.tree.node import Node, Tier
 
 if TYPE_CHECKING:
@@ -111,27 +111,38 @@ def match(tree: Tree, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
                 break
         chain = child.chain
         if chain is None:
-            text = child.own
+            text, same = child.own, None
             if startswith(text, at):
                 path.append(child)
                 node = child
                 at = child.end * TOKEN_BYTES
                 continue
         else:
-            text = chain.text
-            if startswith(text, at):
+            text, same = chain.text, None
+            if len(text) > BLOCK_BYTES:  # often known in part, and not to be compared twice
+                same = common_bytes(text, key, at, len(key), BLOCK_BYTES)
+                whole = same == len(text)
+            else:
+                whole = startswith(text, at)
+            if whole:
                 path += chain.nodes
                 node = path[-1]
                 at = node.end * TOKEN_BYTES
                 continue
-        shared = common_bytes(text, key, at, limit) // page_bytes * page_bytes
+        if same is None:
+            same = common_bytes(text, key, at, limit)
+        shared = min(same, limit - at) // page_bytes * page_bytes
         if shared:
             at += shared
             path += (child,) if chain is None else chain.down_to(at // TOKEN_BYTES)
         break
     if not path:
         return Match(key, namespace, 0, 0, 0, 0, False, (), tree.epoch)
-    end = (at if at < limit else limit) // TOKEN_BYTES
+    if at > limit:
+        at = limit
+        while path[-1].start * TOKEN_BYTES >= limit:  # a chain was longer than what may be matched
+            path.pop()
+    end = at // TOKEN_BYTES
     last, need = path[-1], tree.need
     if (
         last.present != need.all

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from banyan.engine.oracle_build import OracleOptions
-from banyan.engine.rank_process import lead
+from banyan.engine.rank_process import EXIT_RANK_LOST, lead
 from banyan.soak.drive import Core
 from banyan.soak.options import SoakOptions
 from banyan.soak.run import run_soak
@@ -119,7 +119,7 @@ def test_the_end_of_one_rank_ends_the_soak(running: subprocess.Popen[str], victi
         time.sleep(0.05)
     assert set(Path("/dev/shm").iterdir()) <= before
     if victim == "follower":
-        assert running.returncode == 1
+        assert running.returncode in (1, EXIT_RANK_LOST), said  # the latter on a busy machine
         assert "rank 2 was ended by signal 9" in " ".join(said.split()), said
         assert "Traceback" not in said
 

@@ -11,6 +11,7 @@ import pytest
 from banyan.tree import Node, Tier, encode_tokens
 from banyan.tree.chain import Chain, kept, slots_to
 from banyan.tree.keys import TOKEN_BYTES
+from banyan.tree.node import Slots
 from tests.tree.plant import Plant
 
 PAGE = 4
@@ -120,6 +121,32 @@ def test_an_emptied_chain_grows_again() -> None:
     plant.check()
     assert plant.match([*seq(28), *seq(12, 2)]).boundary == 40
     assert plant.match(seq(40)).boundary == 28
+
+
+def test_a_key_that_ends_with_a_chain_passes_no_node_that_it_may_not_use() -> None:
+    """Its last token is computed again, so a last node of one page is not on its path."""
+    plant = talk(2)
+    plant.insert(seq(20), start=16)
+    match = plant.tree.match(encode_tokens(seq(20)))
+    assert (match.boundary, match.full_len) == (16, 16)
+    assert [n.end for n in match.path] == [8, 16] and match.branch == 16
+    assert [n.end for n in plant.tree.match(encode_tokens(seq(16))).path] == [8, 16]
+
+
+@pytest.mark.parametrize("apart", [*range(0, 70_000, 9_973), 65_535, 65_536, 69_999, None])
+def test_a_long_chain_is_compared_in_blocks(apart: int | None) -> None:
+    tokens = seq(70_000)
+    plant = Plant()
+    for stop in range(10_000, 80_000, 10_000):
+        plant.insert(tokens[:stop], start=stop - 10_000)
+    assert chains(plant) == [(0, 70_000)]
+    asked = tokens.copy()
+    if apart is not None:
+        asked[apart] = -5
+    whole = (70_000 if apart is None else apart) // PAGE * PAGE
+    match = plant.match(asked)
+    assert match.boundary == whole
+    assert [n.end for n in match.path] == list(range(10_000, whole + 9_999, 10_000))
 
 
 @pytest.mark.parametrize("length", range(41))
@@ -232,6 +259,61 @@ def test_views_keep_at_most_twice_their_bytes() -> None:
     assert isinstance(kept(bytes(100), 1, 100), bytes), "what is short is copied"
 
 
+def room(known: Slots) -> int:
+    """Slots that the buffer of an array has, or the one that it is a view of."""
+    while isinstance(known.base, np.ndarray):
+        known = known.base
+    return len(known)
+
+
+def test_known_slots_keep_at_most_twice_their_bytes() -> None:
+    plant = talk(200)
+    nodes = in_order(plant)
+    whole = slots_to(nodes[-1], 1_600)
+    chain = nodes[0].chain
+    assert chain is not None and chain.known is whole
+    for left in range(399, 100, -1):
+        plant.evict(1)
+        assert chain.known is not None and len(chain.known) == left
+        assert room(chain.known) <= 2 * left
+    plant.insert([*seq(80), *seq(8, 2)], start=80)
+    plant.check()
+    parts = {id(n.chain): n.chain.known for n in plant.nodes() if n.chain is not None}
+    kept_ = [known for known in parts.values() if known is not None]
+    assert sorted(len(known) for known in kept_) == [20, 81]
+    assert all(room(known) <= 2 * len(known) for known in kept_)
+    assert whole.tolist() == list(range(400))
+
+
+def test_cutting_a_chain_renames_the_fewer_members() -> None:
+    for at in (16, 1_584):
+        plant = talk(200)
+        chain = in_order(plant)[0].chain
+        assert chain is not None
+        nodes = chain.nodes
+        plant.insert([*seq(at), *seq(8, 2)], start=at)
+        plant.check()
+        assert chain.nodes is nodes and len(nodes) == 198
+
+
+def test_pages_demoted_above_a_chain_join_its_first_node_only() -> None:
+    """States keep the turns below apart; the pages that come down one by one become one node."""
+    plant = Plant("full+state")
+    for turn in range(1, 6):
+        states = [turn * 16] if turn > 1 else []
+        plant.insert(seq(turn * 16), start=(turn - 1) * 16, states=states)
+    plant.insert([*seq(16), *seq(4, 2)], start=16)
+    plant.use(seq(80))
+    plant.evict(1)
+    assert chains(plant) == [(16, 80)]
+    plant.mirror(seq(80))
+    while plant.tree.device.evictable[0]:
+        plant.evict(1)
+        plant.check()
+    assert plant.match(seq(80)).full_len == 80
+    assert len(plant.nodes()) <= 6
+
+
 def test_a_turn_costs_the_same_on_a_long_conversation() -> None:
     """Bytes of text that are copied, counted by the buffers that change."""
     plant = talk(200)
@@ -315,6 +397,8 @@ def work(kind: str, seed: int) -> list[object]:
             case 2:
                 tokens = r.choice(prompts)
                 match_ = plant.match(tokens)
+                if r.randrange(2):
+                    match_ = plant.tree.match(encode_tokens(tokens))
                 said += [match_.boundary, match_.device_boundary, [n.end for n in match_.path]]
                 if match_.device_boundary:
                     node = plant.tree.node_at(match_, match_.device_boundary)

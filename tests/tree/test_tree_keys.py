@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from banyan.tree import ROOT_NAMESPACE, decode_tokens, encode_namespace, encode_tokens
-from banyan.tree.keys import TOKEN_BYTES, common_bytes
+from banyan.tree.keys import BLOCK_BYTES, TOKEN_BYTES, common_bytes
 
 TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40)
 PAIRS = st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=3)
@@ -57,13 +57,21 @@ def test_common_bytes_is_the_common_prefix(
     assert common_bytes(edge, key, offset, limit) == expected
 
 
-@pytest.mark.parametrize("at", [0, 1, 255, 256, 257, 4_095, 65_536, 99_999])
-def test_common_bytes_of_a_long_edge(at: int) -> None:
-    edge = bytes(i % 251 for i in range(100_000))
-    key = bytearray(edge)
-    key[at] ^= 1
-    assert common_bytes(edge, bytes(key), 0, len(key)) == at
-    assert common_bytes(edge, edge, 0, at) == at
+LONG = bytes(range(251)) * 2_000
+
+
+@pytest.mark.parametrize("bit", [1, 128])
+@pytest.mark.parametrize("step", [256, BLOCK_BYTES])
+@pytest.mark.parametrize(
+    "at", [0, 1, 255, 256, 257, 4_095, 65_536, BLOCK_BYTES - 1, BLOCK_BYTES, 400_000, 501_999]
+)
+def test_common_bytes_of_a_long_edge(at: int, step: int, bit: int) -> None:
+    key = bytearray(LONG)
+    key[at] ^= bit
+    for edge in (LONG, bytearray(LONG), memoryview(b"x" + LONG)[1:]):
+        assert common_bytes(edge, bytes(key), 0, len(key), step) == at
+        assert common_bytes(edge, LONG, 0, at, step) == at
+        assert common_bytes(edge, b"abc" + bytes(key), 3, len(key) + 3, step) == at
 
 
 def test_no_pairs_are_the_root_namespace() -> None:
