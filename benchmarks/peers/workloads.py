@@ -56,8 +56,8 @@ class Workload:
 
     Args:
         prepare: sets a side up and returns its block.
-        kind: what it counts as: `match` (with slots), `lookup` (without), `insert`, `evict`,
-            `lock`, `lock below`, `hold` or `key`.
+        kind: what it counts as: `match` (with slots), `grown` (the same, after each change),
+            `lookup` (without), `insert`, `evict`, `lock`, `lock below`, `hold` or `key`.
     """
 
     name: str
@@ -153,6 +153,24 @@ def match_edge(side: Side, effort: Effort, *, call: str, tokens: int) -> Block:
 def match_turns(side: Side, effort: Effort, *, call: str) -> Block:
     """Matches a conversation of as many nodes as turns (twice as many where windows cut them)."""
     return _repeated(side, effort, call, conversation(side))
+
+
+def match_grown(side: Side, effort: Effort) -> Block:
+    """Matches a conversation of `TURNS` turns and more, with its slots, after each further turn:
+    what was kept for the one before is of no use to the next."""
+    more = max(1, effort.calls // 4)
+    talk = Prompts().draw((TURNS + more) * TURN)
+    queries = [side.query(talk[: (TURNS + turn + 1) * TURN]) for turn in range(more)]
+
+    def block() -> list[float]:
+        conversation(side)
+        times: list[float] = []
+        for turn, query in enumerate(queries, TURNS):
+            put(side, talk[: (turn + 1) * TURN], turn * TURN)
+            times += timed(side.match_slots, [query])
+        return times
+
+    return block
 
 
 def match_branches(side: Side, effort: Effort, *, call: str) -> Block:
@@ -256,6 +274,7 @@ def workloads(effort: Effort) -> list[Workload]:
     """Every row, in order."""
     return [
         *_matches(effort, "match_slots", "match + slots", "match"),
+        Workload("match + slots, after each turn", "grown", match_grown),
         *_matches(effort, "match", "match", "lookup"),
         Workload("insert of 4,096", "insert", partial(insert_suffix, tokens=4_096)),
         Workload("insert of 32,768", "insert", partial(insert_suffix, tokens=32_768)),
