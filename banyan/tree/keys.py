@@ -21,8 +21,8 @@ Text: TypeAlias = bytes | bytearray | memoryview
 
 _FIRST_PROBE = 256
 
-BLOCK_BYTES = 1 << 17
-"""The most that is compared again to find where two texts part."""
+LONG_BYTES = 1 << 17
+"""From here on `common_bytes_of_long` is worth its calls."""
 
 
 def encode_tokens(tokens: Sequence[int] | npt.NDArray[np.integer]) -> bytes:
@@ -58,34 +58,50 @@ def encode_namespace(pairs: Iterable[tuple[str, str]]) -> bytes:
     return b"".join(parts)
 
 
-def common_bytes(edge: Text, key: bytes, offset: int, limit: int, step: int = _FIRST_PROBE) -> int:
+def common_bytes(edge: Text, key: bytes, offset: int, limit: int) -> int:
     """Length in bytes of the common prefix of `edge` and `key[offset:limit]`.
 
-    Args:
-        step: what is compared first.
-
-    Cost: O(result): compares blocks that double, up to `BLOCK_BYTES`, until one differs, halves
-        inside that one, and takes the last few bytes as numbers, whose lowest bits that differ say
-        where. Copies no more than these.
+    Cost: O(result): compares blocks that double until one differs, then halves inside that one.
     """
     view, same = memoryview(edge), key.startswith
     longest = min(len(view), limit - offset)
-    low = 0
+    low, step = 0, _FIRST_PROBE
     while low < longest:
         step = min(step, longest - low)
         if not same(view[low : low + step], offset + low):
             break
         low += step
-        step = min(2 * step, BLOCK_BYTES)
-    high = min(low + step, longest)
+        step *= 2
+    return _parting(view, key, offset, low, min(low + step, longest))
+
+
+def common_bytes_of_long(text: Text, key: bytes, offset: int) -> int:
+    """The same of all the rest of `key`, for a long text that it has perhaps as a whole.
+
+    Cost: O(result) + three calls. Where the two part, no more than half of what is before is
+    compared twice, and near the end a quarter.
+    """
+    view, same = memoryview(text), key.startswith
+    longest = min(len(view), len(key) - offset)
+    low = 0
+    for high in (longest // 2, longest // 4 * 3, longest):
+        if not same(view[low:high], offset + low):
+            return _parting(view, key, offset, low, high)
+        low = high
+    return longest
+
+
+def _parting(view: memoryview, key: bytes, offset: int, low: int, high: int) -> int:
+    """Where `view` and `key[offset:]` part, at `low` at least and `high` at most.
+
+    Halves, and takes the last few bytes as numbers, whose lowest bit that differs says where.
+    """
     while high - low > _FIRST_PROBE:
         mid = (low + high) // 2
-        if same(view[low:mid], offset + low):
+        if key.startswith(view[low:mid], offset + low):
             low = mid
         else:
             high = mid
-    if low < high:
-        mine, other = view[low:high], key[offset + low : offset + high]
-        apart = int.from_bytes(mine, "little") ^ int.from_bytes(other, "little")
-        low = low + ((apart & -apart).bit_length() - 1) // 8 if apart else high
-    return low
+    mine, other = view[low:high], key[offset + low : offset + high]
+    apart = int.from_bytes(mine, "little") ^ int.from_bytes(other, "little")
+    return low + ((apart & -apart).bit_length() - 1) // 8 if apart else high

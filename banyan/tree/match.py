@@ -14,7 +14,13 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from banyan.spec import CacheSpec, Full, Point, Window
-from banyan.tree.keys import BLOCK_BYTES, ROOT_NAMESPACE, TOKEN_BYTES, common_bytes
+from banyan.tree.keys import (
+    LONG_BYTES,
+    ROOT_NAMESPACE,
+    TOKEN_BYTES,
+    common_bytes,
+    common_bytes_of_long,
+)
 from banyan.tree.node import Node, Tier
 
 if TYPE_CHECKING:
@@ -119,8 +125,8 @@ def match(tree: Tree, key: bytes, namespace: bytes = ROOT_NAMESPACE) -> Match:
                 continue
         else:
             text, same = chain.text, None
-            if len(text) > BLOCK_BYTES:  # often known in part, and not to be compared twice
-                same = common_bytes(text, key, at, len(key), BLOCK_BYTES)
+            if len(text) > LONG_BYTES:  # often known in part, and not to be compared twice
+                same = common_bytes_of_long(text, key, at)
                 whole = same == len(text)
             else:
                 whole = startswith(text, at)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 from banyan.tree import ROOT_NAMESPACE, decode_tokens, encode_namespace, encode_tokens
-from banyan.tree.keys import BLOCK_BYTES, TOKEN_BYTES, common_bytes
+from banyan.tree.keys import TOKEN_BYTES, common_bytes, common_bytes_of_long
 
 TOKENS = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=40)
 PAIRS = st.lists(st.tuples(st.text(max_size=4), st.text(max_size=4)), max_size=3)
@@ -61,17 +61,24 @@ LONG = bytes(range(251)) * 2_000
 
 
 @pytest.mark.parametrize("bit", [1, 128])
-@pytest.mark.parametrize("step", [256, BLOCK_BYTES])
 @pytest.mark.parametrize(
-    "at", [0, 1, 255, 256, 257, 4_095, 65_536, BLOCK_BYTES - 1, BLOCK_BYTES, 400_000, 501_999]
+    "at", [0, 1, 255, 256, 257, 4_095, 65_536, 250_999, 251_000, 376_500, 400_000, 501_999]
 )
-def test_common_bytes_of_a_long_edge(at: int, step: int, bit: int) -> None:
-    key = bytearray(LONG)
-    key[at] ^= bit
+def test_common_bytes_of_a_long_edge(at: int, bit: int) -> None:
+    changed = bytearray(LONG)
+    changed[at] ^= bit
+    key = b"abc" + bytes(changed)
     for edge in (LONG, bytearray(LONG), memoryview(b"x" + LONG)[1:]):
-        assert common_bytes(edge, bytes(key), 0, len(key), step) == at
-        assert common_bytes(edge, LONG, 0, at, step) == at
-        assert common_bytes(edge, b"abc" + bytes(key), 3, len(key) + 3, step) == at
+        assert common_bytes(edge, key, 3, len(key)) == at
+        assert common_bytes(edge, LONG, 0, at) == at
+        assert common_bytes_of_long(edge, key, 3) == at
+        assert common_bytes_of_long(edge, LONG[:at], 0) == at
+        assert common_bytes_of_long(edge, LONG + b"more", 0) == len(LONG)
+
+
+def test_a_key_that_ends_before_zeros_does_not_go_on_with_them() -> None:
+    assert common_bytes(bytes(20), bytes(10), 0, 10) == 10
+    assert common_bytes_of_long(bytes(1_000), bytes(700), 3) == 697
 
 
 def test_no_pairs_are_the_root_namespace() -> None:
