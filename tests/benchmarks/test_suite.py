@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from benchmarks import copies, guard, host_hits, steps, suite
 from benchmarks.counting import Count
-from benchmarks.figures import EXTRACTORS, PEERS_MEAN, Figure, chief, figures_of
+from benchmarks.figures import EXTRACTORS, PEERS_LEAST, PEERS_MEAN, Figure, chief, figures_of
 from benchmarks.peers.ratios import Row as PeerRow
 from benchmarks.peers.ratios import Timing
 from benchmarks.showing import BEGIN, END, put_into
@@ -41,8 +41,8 @@ def copy_row(engine: float, target: float | None) -> dict[str, Any]:
     return asdict(row) | {"ratio": row.ratio, "met": row.met}
 
 
-def peer_row(banyan: float, rust: float) -> dict[str, Any]:
-    sides = {"banyan": banyan, "sglang-rust": rust, "sglang-python": 9.0}
+def peer_row(banyan: float, rust: float, python: float = 9.0) -> dict[str, Any]:
+    sides = {"banyan": banyan, "sglang-rust": rust, "sglang-python": python}
     timings = {name: Timing(us, us, us, us, 1) for name, us in sides.items()}
     return PeerRow("match", "match", "full", 1, timings).as_json("banyan")
 
@@ -106,7 +106,7 @@ DATA: dict[str, tuple[dict[str, Any], list[tuple[str, float, bool | None]]]] = {
     "peers": (
         {"rows": [peer_row(1.0, 4.0), peer_row(2.0, 2.0), peer_row(2.0, 0.5)]}
         | {"geometric_mean": {"sglang-rust": 4.0}},
-        [("match", 1.0, False), (PEERS_MEAN, 0.25, False)],
+        [("match", 1.0, False), (PEERS_MEAN, 0.25, False), (PEERS_LEAST, 2 / 9, False)],
     ),
 }
 
@@ -145,7 +145,7 @@ def test_the_chief_figures_are_those_felt_those_lost_and_the_worst_of_the_others
     names = [f.name for f in chief(every)]
     assert "b" not in names and PEERS_MEAN in names
     assert {"match", "engine, m", "TTFT, device + host"} <= set(names)
-    won = {"rows": [peer_row(1.0, 4.0)], "geometric_mean": {"sglang-rust": None}}
+    won = {"rows": [peer_row(1.0, 4.0, 11.0)], "geometric_mean": {"sglang-rust": None}}
     assert chief(figures_of("peers", won)) == []
     fine = [Figure("steps", n, "", "y", r, "2 ms", True) for n, r in (("a", 1.0), ("b", 3.0))]
     assert [f.name for f in chief([*fine, Figure("steps", "c", "", "y", 0.5, "2 ms", False)])] == [
