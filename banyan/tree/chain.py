@@ -192,8 +192,8 @@ def kept(text: Text, start: int, stop: int) -> Text:
     the buffer below.
 
     So nothing keeps more than twice its bytes alive, and a long suffix of a key is not copied. The
-    two objects of a view take 328 bytes, and as long to make as 4 KiB to copy. Of a `bytearray`,
-    which may change, always a copy.
+    two objects of a view take 328 bytes, and as long to make as 8 KiB to copy that lie in a cache.
+    Of a `bytearray`, which may change, always a copy.
     """
     length = stop - start
     if length >= _WORTH_A_VIEW:

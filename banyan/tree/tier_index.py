@@ -141,19 +141,12 @@ class TierIndex:
 
     def path_is_free(self, node: Node, top: Node) -> None:
         """The last lock has gone of each from `node` up to, but not including, `top`."""
-        part = node.parts[self._at][0]
-        if part.slots is None:
+        if node.parts[self._at][0].slots is None:
             node = self.last_with_data(node, top)
-            if node is top:
-                return
-            part = node.parts[self._at][0]
         pages = (node.end - top.end) // self._page_size
         self.protected[0] -= pages
-        if not part.kids:
-            key = node.stamp if self._full_key is None else self._full_key(node)
-            if part.queued != key:
-                part.queued = key
-                self.queues[0].push(key, node)
+        if node is not top:
+            self.enqueue(node, 0)
 
     def last_with_data(self, node: Node, top: Node) -> Node:
         """The first node from `node` up that has `Full` data here, or `top`: as such data is

@@ -285,17 +285,6 @@ def test_known_slots_keep_at_most_twice_their_bytes() -> None:
     assert whole.tolist() == list(range(400))
 
 
-def test_cutting_a_chain_renames_the_fewer_members() -> None:
-    for at in (16, 1_584):
-        plant = talk(200)
-        chain = in_order(plant)[0].chain
-        assert chain is not None
-        nodes = chain.nodes
-        plant.insert([*seq(at), *seq(8, 2)], start=at)
-        plant.check()
-        assert chain.nodes is nodes and len(nodes) == 198
-
-
 def test_pages_demoted_above_a_chain_join_its_first_node_only() -> None:
     """States keep the turns below apart; the pages that come down one by one become one node."""
     plant = Plant("full+state")
@@ -328,16 +317,16 @@ def test_a_turn_costs_the_same_on_a_long_conversation() -> None:
     assert moved <= 20 * len(chain.text), "the buffer grows by a share of itself at a time"
 
 
-def test_cutting_a_chain_copies_the_shorter_part() -> None:
-    for at in (8, 1_592):
+def test_cutting_a_chain_copies_the_shorter_part_and_renames_the_fewer_members() -> None:
+    for at in (16, 1_584):
         plant = talk(200)
         chain = in_order(plant)[0].chain
         assert chain is not None
-        text = chain.text
+        nodes, text = chain.nodes, chain.text
         plant.insert([*seq(at), *seq(8, 2)], start=at)
         plant.check()
-        longest = max((c for c in (n.chain for n in plant.nodes()) if c), key=lambda c: len(c.text))
-        assert longest.text is text and len(text) == 1_592 * TOKEN_BYTES
+        assert chain.nodes is nodes and len(nodes) == 198
+        assert chain.text is text and len(text) == 1_584 * TOKEN_BYTES
 
 
 @pytest.mark.parametrize("kind", ["full", "full+window", "full+window+state"])
